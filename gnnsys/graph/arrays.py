@@ -10,6 +10,7 @@ import math
 import os
 import zlib
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -129,11 +130,13 @@ class ArrayReader:
     def path(self, name: str) -> Path:
         """Where the array is; ValueError for a name or a link that leads out of its folder (which may be a link)."""
         steps = name.split("/") if isinstance(name, str) else [""]
-        if any(step in ("", ".", "..") or Path(step).name != step for step in steps):
+        if any(step in ("", ".", "..") or os.path.basename(step) != step for step in steps):
             raise ValueError(f"{self._folder / MANIFEST} names {name!r}, which is not a file of this directory")
         file = self._folder / name
-        home = self._folder.joinpath(*steps[:-1][:1])  # the folder of a part, or of all
-        if not file.resolve().is_relative_to(home.resolve()):
+        depth = min(1, len(steps) - 1)  # of its home: the folder of a part, or of all
+        inside = accumulate(steps[depth:], os.path.join, initial=os.path.join(self._folder, *steps[:depth]))
+        home = next(inside)
+        if any(map(os.path.islink, inside)) and not file.resolve().is_relative_to(Path(home).resolve()):
             raise ValueError(f"{file} is a link that leads out of its folder: put the file itself there")
         return file
 

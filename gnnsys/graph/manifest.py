@@ -133,7 +133,7 @@ def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
         raise ValueError(f"info must hold plain JSON values: {error}") from error
     plain["crc32"] = manifest_checksum(plain)
     with naming(folder / MANIFEST), open(folder / MANIFEST, "w", encoding="utf-8") as file:
-        json.dump(plain, file, indent=1)
+        file.write(json.dumps(plain, indent=1))
         file.flush()
         os.fsync(file.fileno())
     sync_folder(folder)
@@ -185,7 +185,7 @@ def _how_to_make(folder: Path, wanted: str) -> str:
 def _is_as_written(text: str) -> bool:
     """Whether the text has no other spelling than ours: a bit may turn 1e9 into 1E9, which no sum of values tells."""
     values = json.loads(text)
-    return text in (json.dumps(values, indent=1), json.dumps(values))
+    return text == json.dumps(values, indent=1 if "\n" in text else None)
 
 
 def manifest_checksum(manifest: dict[str, Any]) -> int:

@@ -223,14 +223,15 @@ class _Naming:
     """Puts the file's name before whatever ValueError leaves the block."""
 
     def __init__(self, reader: ArrayReader, *names: str) -> None:
-        self._files = " and ".join(str(reader.path(name)) for name in names)
+        self._reader, self._names = reader, names
 
     def __enter__(self) -> None:
         return None
 
     def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
         if isinstance(error, ValueError):
-            raise ValueError(f"{self._files}: {error}") from error
+            files = " and ".join(str(self._reader.path(name)) for name in self._names)
+            raise ValueError(f"{files}: {error}") from error
 
 
 def _check_range(ids: Tensor, limit: int, what: str) -> None:

@@ -83,7 +83,7 @@ class Place:
         self.folder, self.lab = folder, lab
         self.parts = folder / "parts"
         write_small_parts(self.parts)
-        self._unbroken: dict[tuple[bool, bool], Ended] = {}
+        self._unbroken: dict[tuple[bool, bool, int], Ended] = {}
 
     def run(self, name: str, faults: Sequence[Fault], deadline: float = DEADLINE, **options: Any) -> Ended:
         """Runs a job to its end, or to the deadline."""
@@ -103,7 +103,7 @@ class Place:
     def unbroken(self, **options: Any) -> Ended:
         """The same job without faults: run once."""
         plan = replace(Plan("", ""), **options)
-        key = (plan.trains_rows, plan.own_disks)
+        key = (plan.trains_rows, plan.own_disks, plan.epochs)
         if key not in self._unbroken:
             name = "unbroken" + "".join("-" + option for option, value in sorted(options.items()) if value)
             ended = self.run(f"{name}-{len(self._unbroken)}", [], **options)

@@ -11,7 +11,7 @@ from tests.chaos.job import NUM_HOSTS, Ended, Place, Plan, judge
 from tests.support.faults import TARGETS, Fault
 
 NUM_RUNS = 30
-NUM_STEPS = 28  # of the job
+NUM_EPOCHS, NUM_STEPS = 4, 28  # of the job
 _WHEN = ("step", "step", "step", "save", "save", "open", "resume")
 
 
@@ -64,10 +64,10 @@ def draw(seed: int) -> Run:
     return Run(seed, tuple(faults), trains_rows, chance.random() < 0.5)
 
 
-def perform(place: Place, run: Run) -> tuple[Ended, list[str]]:
+def perform(place: Place, run: Run, epochs: int = NUM_EPOCHS) -> tuple[Ended, list[str]]:
     """Runs it; what it left, and what is wrong with that."""
-    unbroken = place.unbroken(trains_rows=run.trains_rows)
-    ended = place.run(f"seed-{run.seed}", run.faults, **run.options)
+    unbroken = place.unbroken(trains_rows=run.trains_rows, epochs=epochs)
+    ended = place.run(f"seed-{run.seed}-{epochs}", run.faults, **run.options, epochs=epochs)
     problems = judge(ended, unbroken)
     return ended, problems + check_lives(run, ended)
 

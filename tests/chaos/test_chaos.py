@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from tests.chaos.job import NUM_RANKS, NUM_SEEDS, Ended, Plan, compare, judge, place, whole
-from tests.chaos.runs import NUM_RUNS, check_lives, draw, perform
+from tests.chaos.runs import NUM_EPOCHS, NUM_RUNS, check_lives, draw, perform
 from tests.support.faults import TARGETS
 
-SELECTION = [
-    0,  # a shard with trained rows
-    pytest.param(4, marks=pytest.mark.long),  # a trainer, and again while it resumes; a trainer dies in examples, too
-    pytest.param(20, marks=pytest.mark.long),  # a leader during a save: checkpoint/test_crash.py has all moments
+SHARD = draw(0)  # a shard with trained rows
+SELECTION = [  # and epochs
+    pytest.param(replace(SHARD, faults=(replace(SHARD.faults[0], moment="step:8"),)), 2, id="shard"),
+    pytest.param(SHARD, NUM_EPOCHS, id="shard, later", marks=pytest.mark.long),
+    # a trainer, and again while it resumes; a trainer dies in examples, too
+    pytest.param(draw(4), NUM_EPOCHS, id="trainer", marks=pytest.mark.long),
+    # a leader during a save: checkpoint/test_crash.py has all moments
+    pytest.param(draw(20), NUM_EPOCHS, id="leader", marks=pytest.mark.long),
 ]
 
 
@@ -22,10 +28,10 @@ def hosts(tmp_path_factory):
         yield made
 
 
-@pytest.mark.parametrize("seed", SELECTION)
-def test_a_job_that_is_killed_ends_with_every_batch_once_and_every_bit_the_same(hosts, seed):
-    ended, problems = perform(hosts, draw(seed))
-    assert not problems, f"{draw(seed)}: {problems}\n{ended.output[-6000:]}"
+@pytest.mark.parametrize(("run", "epochs"), SELECTION)
+def test_a_job_that_is_killed_ends_with_every_batch_once_and_every_bit_the_same(hosts, run, epochs):
+    ended, problems = perform(hosts, run, epochs)
+    assert not problems, f"{run}: {problems}\n{ended.output[-6000:]}"
 
 
 def test_a_run_in_which_nobody_died_is_noticed():

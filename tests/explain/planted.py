@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,9 +47,26 @@ def plant(
     train: float = 0.5,
     separation: float = 5.0,
 ) -> Planted:
-    graph = planted_noise(num_nodes, num_classes=8, separation=separation, train=train, seed=seed)
+    graph = planted_graph(num_nodes, train, separation, seed)
     partition_graph(graph, NUM_PARTS, folder / "parts", method=method)
     parts = open_parts(folder / "parts")
+    x = graph.node_data["node"]["x"]
+    is_signal = torch.ones(x.shape[1], dtype=torch.bool)
+    is_signal[torch.tensor(graph.info["noise_columns"])] = False
+    rows = [parts.part(part).node_data["node"] for part in range(NUM_PARTS)]
+    by_id = {name: torch.cat([each[name] for each in rows]) for name in ("x", "is_noise")}
+    return Planted(graph, parts, trained(num_nodes, train, separation, seed), by_id["x"], by_id["is_noise"], is_signal)
+
+
+@functools.cache
+def planted_graph(num_nodes: int, train: float, separation: float, seed: int) -> Graph:
+    return planted_noise(num_nodes, num_classes=8, separation=separation, train=train, seed=seed)
+
+
+@functools.cache
+def trained(num_nodes: int, train: float, separation: float, seed: int) -> nn.Module:
+    """On the whole graph, so the same for all parts of it."""
+    graph = planted_graph(num_nodes, train, separation, seed)
     x, y, mask = (graph.node_data["node"][name] for name in ("x", "y", "train_mask"))
     edge_index = graph.edge_index().long()
     torch.manual_seed(seed)
@@ -58,11 +76,7 @@ def plant(
         optimizer.zero_grad()
         F.cross_entropy(model(x, edge_index)[mask], y[mask]).backward()
         optimizer.step()
-    is_signal = torch.ones(x.shape[1], dtype=torch.bool)
-    is_signal[torch.tensor(graph.info["noise_columns"])] = False
-    rows = [parts.part(part).node_data["node"] for part in range(NUM_PARTS)]
-    by_id = {name: torch.cat([each[name] for each in rows]) for name in ("x", "is_noise")}
-    return Planted(graph, parts, model, by_id["x"], by_id["is_noise"], is_signal)
+    return model
 
 
 def area(scores: Tensor, is_positive: Tensor) -> float:

@@ -130,7 +130,6 @@ def test_an_explaining_process_that_is_killed_changes_nothing(session, graph, un
 def test_slices_of_rows_beyond_the_budget_are_exact_as_well(session, graph, tmp_path: Path) -> None:
     options = {"steps": 31, "row_bytes": 60 * WIDTH * 4, "every": 3}
     first = train(session, graph, **options)
-    assert train(session, graph, **options).weights == first.weights
     resumed = [train(session, graph, **(options | {"steps": s}), checkpoints=str(tmp_path / "c")) for s in (16, 31)]
     assert resumed[1].weights == first.weights and resumed[1].batches == first.batches[14:]
 

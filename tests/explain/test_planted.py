@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
+import torch
 
 from gnnsys.explain import ColumnNorms, Degrees, GradientInput, Guide, RandomMasks, TrainedMasks
 from tests.explain.planted import Planted, plant
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """More of them take longer together than one."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="module", params=["random", "multilevel"])

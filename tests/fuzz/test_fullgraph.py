@@ -12,8 +12,8 @@ from tests.fuzz.fullgraph import judge
 
 
 def test_random_models_are_what_their_modules_are_on_the_whole_graph():
-    found = Counter(judge(seed) for seed in range(24))
-    assert found["right"] >= 12, found
+    found = Counter(judge(seed) for seed in range(14))
+    assert found["right"] >= 7, found
 
 
 def test_a_case_whose_numbers_cancel_in_float32_is_right():

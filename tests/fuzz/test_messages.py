@@ -10,7 +10,7 @@ from tests.fuzz.served import Usage
 
 
 def test_a_server_answers_a_correct_client_throughout_and_stays_as_large_as_it_was(tmp_path):
-    assert fuzz(tmp_path / "parts", num_messages=1_500, seed=1) is None
+    assert fuzz(tmp_path / "parts", num_messages=800, seed=1) is None
 
 
 def test_a_mutated_message_is_made_again_from_its_seed_and_number():

@@ -13,8 +13,8 @@ from tests.fuzz.sampling_oracle import check_batch
 
 
 def test_random_loaders_keep_what_holds_of_every_batch(tmp_path: Path) -> None:
-    told = [sampling.run(number, tmp_path / str(number) if number % 12 == 0 else None) for number in range(36)]
-    assert told.count("sampled") > 25 and told.count("refused") > 1
+    told = [sampling.run(number, tmp_path / str(number) if number % 12 == 0 else None) for number in range(24)]
+    assert told.count("sampled") > 16 and told.count("refused") > 0
 
 
 def test_the_oracle_finds_batches_that_are_wrong() -> None:

@@ -46,3 +46,8 @@ dist.all_reduce(rows)
 print("sum", rows.min().item(), rows.max().item(), os.uname().nodename)
 dist.destroy_process_group()
 """
+
+RANK = """
+import os
+print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], "with", os.environ["MASTER_ADDR"])
+"""

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gnnsys.lab import Lab, available, control_groups, state, wait_all
-from tests.lab.lab_programs import ALL_REDUCE, LISTEN, REACH, SEND, SPIN
+from tests.lab.lab_programs import ALL_REDUCE, LISTEN, RANK, REACH, SEND, SPIN
 from tests.support.processes import processes
 
 pytestmark = pytest.mark.skipif(available() is not None, reason=str(available()))
@@ -171,7 +171,15 @@ def test_a_command_beyond_the_memory_limit_dies_and_its_host_lives_on():
         assert 0 < lab.usage(1).memory_peak <= 64 << 20
 
 
-@pytest.mark.long  # a job of torchrun on two hosts that sums over its ranks: tests/session/test_machines.py
+def test_torchrun_on_two_hosts_makes_them_ranks_of_one_job(lab, tmp_path):
+    (tmp_path / "rank.py").write_text(RANK)
+    results = lab.run(["--nproc-per-node", "1", str(tmp_path / "rank.py")], timeout=120)
+    assert [result.host for result in results] == [1, 2]
+    said = {line for result in results for line in result.output.splitlines() if line.startswith("rank")}
+    assert said in [{f"rank {rank} of 2 with {first}" for rank in range(2)} for first in lab.names]
+
+
+@pytest.mark.long  # the one above has its ranks, tests/session/test_machines.py what they do together
 def test_a_torchrun_job_spans_the_hosts(lab, tmp_path):
     script = tmp_path / "all_reduce.py"
     script.write_text(ALL_REDUCE)

@@ -78,8 +78,8 @@ def parted_types(tmp_path_factory):
 @pytest.mark.parametrize("kind", LINKS)
 def test_batches_of_links_are_those_of_one_process(parted, kind: str) -> None:
     graph, mine = parted
-    links = graph.edge_index()[:, ::30]
-    options = {"batch_size": 9, "shuffle": True, "seed": 5, **LINKS[kind]}
+    links = graph.edge_index()[:, ::45]
+    options = {"batch_size": 10, "shuffle": True, "seed": 5, **LINKS[kind]}
     if "time_attr" in options:
         options["edge_label_time"] = 5 + torch.arange(links.shape[1]) % 20
     theirs = LinkNeighborLoader(graph, [4, 3], edge_label_index=links, **options)
@@ -90,7 +90,7 @@ def test_batches_of_links_are_those_of_one_process(parted, kind: str) -> None:
 @pytest.mark.parametrize("kind", LINKS)
 def test_batches_of_typed_links_are_those_of_one_process(parted_types, kind: str) -> None:
     graph, mine = parted_types
-    links = graph.edge_index(WRITES)[:, ::20]
+    links = graph.edge_index(WRITES)[:, ::25]
     options = {"batch_size": 6, **LINKS[kind]}
     if "time_attr" in options:
         options["edge_label_time"] = 5 + torch.arange(links.shape[1]) % 15

@@ -74,11 +74,10 @@ def test_batches_on_parts_are_those_of_one_process_with_two_waits_at_most(parted
             options |= {"num_threads": 0, "fetch": []}
             theirs = LinkNeighborLoader(graph, [3, 2], edge_label_index=links, **options)
             ours = LinkNeighborLoader(mine, [3, 2], edge_label_index=names(mine, links), **options)
-            assert_same_batches(ours, theirs, mine)
-            ours = LinkNeighborLoader(mine, [3, 2], edge_label_index=names(mine, links), **options)
             with turns_counted(mine, monkeypatch) as turns:
-                count = len(list(ours))
-            assert 0 < len(turns) <= 2 * count
+                batches = list(ours)
+            assert 0 < len(turns) <= 2 * len(batches)
+            assert_same_batches(batches, theirs, mine)
 
 
 def test_no_links_of_a_batch_nor_their_reverses_are_messages(parted) -> None:

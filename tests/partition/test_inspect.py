@@ -75,7 +75,7 @@ class Count:
         return {(t, v): 0 if masks[t] is None else int(masks[t][v]) for t, v in self.subpart}
 
 
-@grid(chosen=written(0, 2))
+@grid(chosen=written(2))
 def test_every_number_is_what_a_count_over_the_source_says(chosen, tmp_path):
     case, (num_parts, trainers, hops) = chosen
     graph = CASES[case]()

@@ -97,14 +97,14 @@ def test_no_value_anywhere_in_a_manifest_makes_verification_raise(tmp_path):
     original = json.dumps(read_manifest(folder))
     everywhere = list(places(json.loads(original)))
     found = 0
-    for path in [*rng.sample(everywhere, 60), ("parts", 0, "edges", 0, "global_starts")]:
+    for path in [*rng.sample(everywhere, 40), ("parts", 0, "edges", 0, "global_starts")]:
         manifest = json.loads(original)
         put(manifest, path, rng.choice([None, 5, -1, "x", [], {}, float("inf"), 10**30, [None]]))
         write_manifest(folder, manifest)
         report = verify_parts(folder)
         assert all(isinstance(problem, str) and problem for problem in report.problems)
         found += not report.ok
-    assert found > 40  # some values, such as those of `info`, say nothing about the parts
+    assert found > 25  # some values, such as those of `info`, say nothing about the parts
 
 
 # -- alterations, with every checksum made to fit ----------------------------------------------------------------------
@@ -163,9 +163,8 @@ def parts_of_ten(folder, **options) -> Graph:
     return graph
 
 
-@pytest.mark.parametrize("with_source", [False, True])
 @pytest.mark.parametrize("alteration", ALTERATIONS)
-def test_an_alteration_is_found_though_all_checksums_fit(alteration, with_source, tmp_path):
+def test_an_alteration_is_found_though_all_checksums_fit(alteration, tmp_path):
     graph = parts_of_ten(tmp_path / "parts")
     kind, role, name, change = ALTERATIONS[alteration]
     file = stored_name(tmp_path / "parts", 1, kind, 0, role, name)
@@ -173,12 +172,19 @@ def test_an_alteration_is_found_though_all_checksums_fit(alteration, with_source
     alter(tmp_path / "parts", file, change)
     assert not np.array_equal(before, np.load(tmp_path / "parts" / file))
     open_parts(tmp_path / "parts").part(1)  # nothing is wrong with the files as such
-    report = verify_parts(tmp_path / "parts", graph if with_source else None)
-    assert not report.ok and len(str(report)) > 20
+    for source in (None, graph):
+        report = verify_parts(tmp_path / "parts", source)
+        assert not report.ok and len(str(report)) > 20
 
 
 @pytest.mark.parametrize(
-    "hops,edge_ids,in_order", [(1, True, False), (2, True, False), (3, True, True), (1, False, True)]
+    "hops,edge_ids,in_order",
+    [
+        (2, True, False),
+        (1, False, True),
+        pytest.param(1, True, False, marks=pytest.mark.long),
+        pytest.param(3, True, True, marks=pytest.mark.long),
+    ],
 )
 def test_any_byte_changed_in_any_array_is_found(hops, edge_ids, in_order, tmp_path):
     graph = homogeneous(30, 120, 4, in_order=in_order)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -14,7 +17,7 @@ from torch import Tensor
 from gnnsys.comm import Client, Handler, Request, Server
 from gnnsys.graph import EdgeType, Graph, NodeType
 from gnnsys.loader.batch import apply_to_block
-from gnnsys.partition import Assignment, cut_clusters, open_parts, write_parts
+from gnnsys.partition import Assignment, Parts, cut_clusters, open_parts, relabel, write_parts
 from gnnsys.sampling import DistGraph, GraphService, Sample, graph_tables, part_rows
 from gnnsys.store import Shard, Store
 
@@ -78,6 +81,63 @@ def assign(graph: Graph, num_parts: int, *, seed: int = 0, used: Sequence[int] |
     return Assignment(num_parts, 1, subpart)
 
 
+_OPENED: OrderedDict[bytes, tuple[Parts, TemporaryDirectory[str]]] = OrderedDict()
+_MOST_OPENED = 32
+
+
+def parts_of(
+    graph: Graph,
+    num_parts: int,
+    folder: Path,
+    *,
+    used: Sequence[int] | None = None,
+    clusters: int | None = None,
+    **options: Any,
+) -> Parts:
+    """The graph in parts, which `folder` becomes a link to.
+
+    Graphs that were parted alike before are not written again, nor opened again: both take longer than most tests do.
+    Nobody may alter the files.
+    """
+    key = digest(graph, num_parts, used, clusters, sorted(options.items()), relabel.INT32_END)
+    if key not in _OPENED:
+        place = TemporaryDirectory()
+        assignment = assign(graph, num_parts, used=used)
+        cut = None if clusters is None else cut_clusters(graph, assignment, clusters)
+        write_parts(graph, assignment, Path(place.name) / "parts", clusters=cut, **options)
+        _OPENED[key] = open_parts(Path(place.name) / "parts"), place
+    _OPENED.move_to_end(key)
+    while len(_OPENED) > _MOST_OPENED:
+        _OPENED.popitem(last=False)[1][1].cleanup()  # what has mapped the files keeps them
+    parts = _OPENED[key][0]
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.symlink_to(parts.path)
+    return open_parts(folder) if torch.cuda.is_available() else parts  # a driver registers a mapping once
+
+
+def digest(graph: Graph, *options: object) -> bytes:
+    """The same for graphs that are equal in all, to the last bit."""
+    found = hashlib.blake2b(repr(options).encode())
+
+    def add(what: object, rows: Tensor | None) -> None:
+        found.update(repr((what, None if rows is None else (rows.dtype, rows.shape))).encode())
+        if rows is not None:
+            found.update(rows.contiguous().view(-1).view(torch.uint8).numpy())
+
+    found.update(repr(graph.info).encode())
+    for node_type in graph.node_types:
+        add((node_type, graph.num_nodes(node_type)), None)
+        for name, rows in graph.node_data[node_type].items():
+            add(name, rows)
+    for edge_type in graph.edge_types:
+        csc = graph.csc(edge_type)
+        for what, ids in (("indptr", csc.indptr), ("indices", csc.indices), ("edge ids", csc.edge_ids)):
+            add((edge_type, what), ids)
+        for name, rows in graph.edge_data[edge_type].items():
+            add(name, rows)
+    return found.digest()
+
+
 @contextmanager
 def machines(
     graph: Graph,
@@ -92,16 +152,14 @@ def machines(
     seen: list[Request] | None = None,
 ) -> Iterator[list[DistGraph]]:
     """The graph as every machine sees it; by default a machine for each part. `seen` gets every request."""
-    assignment = assign(graph, num_parts, used=used)
-    cut = None if clusters is None else cut_clusters(graph, assignment, clusters)
-    write_parts(graph, assignment, folder, halo_hops=halo_hops, edge_ids=edge_ids, clusters=cut)
+    parts = parts_of(graph, num_parts, folder, used=used, halo_hops=halo_hops, edge_ids=edge_ids, clusters=clusters)
     owner = list(range(num_parts)) if machine_of_part is None else list(machine_of_part)
     num_machines = 1 + max(owner)
+    specs = graph_tables(parts)
     with ExitStack() as stack:
         endpoints = {}
         for machine in range(num_machines):
-            parts, shard = open_parts(folder), Shard(machine)
-            own, specs = [p for p, m in enumerate(owner) if m == machine], graph_tables(parts)
+            shard, own = Shard(machine), [p for p, m in enumerate(owner) if m == machine]
             for p in own:
                 for name, rows in part_rows(parts, p).items():
                     shard.add(specs[name], p, rows)
@@ -117,7 +175,7 @@ def machines(
             client = Client(endpoints, sender=machine, incarnation=1)
             stack.callback(client.close)
             store = Store(machine_of_part=owner, machine=machine, client=client, rank=machine, world_size=num_machines)
-            graphs.append(DistGraph(open_parts(folder), store, client, machine, owner))
+            graphs.append(DistGraph(parts, store, client, machine, owner))
         yield graphs
 
 

@@ -42,14 +42,14 @@ def seed_time(seeds: dict[NodeType, Tensor], options: dict) -> dict[NodeType, Te
     return {t: 10 + torch.arange(ids.numel()) for t, ids in seeds.items()} if options.get("time") == "et" else None
 
 
-@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.long), 4])
+@pytest.fixture(scope="module", params=[*(pytest.param(count, marks=pytest.mark.long) for count in (2, 3)), 4])
 def parted(request, tmp_path_factory):
     graph = homogeneous()
     with machines(graph, tmp_path_factory.mktemp("parts") / "p", request.param) as graphs:
         yield graph, graphs
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[pytest.param(2, marks=pytest.mark.long), 3])
 def parted_types(request, tmp_path_factory):
     graph = typed()
     with machines(graph, tmp_path_factory.mktemp("parts") / "p", request.param) as graphs:
@@ -164,8 +164,8 @@ def test_no_seeds_and_seeds_of_no_edges_give_empty_samples(parted_types) -> None
 
 def test_batches_sampled_by_several_threads_at_once_do_not_mix(parted) -> None:
     graph, graphs = parted
-    keys = [SampleKey(1, 0, b) for b in range(24)]
-    seeds = [torch.randint(0, 120, (9,), generator=torch.Generator().manual_seed(b)) for b in range(24)]
+    keys = [SampleKey(1, 0, b) for b in range(12)]
+    seeds = [torch.randint(0, 120, (9,), generator=torch.Generator().manual_seed(b)) for b in range(12)]
     whole = NeighborSampler(graph, [5, 4])
     ours = NeighborSampler(graphs[-1], [5, 4])
     with ThreadPoolExecutor(4) as pool:

@@ -94,7 +94,7 @@ def test_excluded_edges_are_the_same_ones(parted) -> None:
 
 def test_batches_sampled_by_several_threads_at_once_do_not_mix(parted) -> None:
     graph, graphs = parted
-    keys = [SampleKey(1, 0, b) for b in range(16)]
+    keys = [SampleKey(1, 0, b) for b in range(10)]
     whole, ours = LaborSampler(graph, [5, 4]), LaborSampler(graphs[-1], [5, 4])
     with ThreadPoolExecutor(4) as pool:
         taken = list(pool.map(lambda key: ours.sample(to_global(graphs[-1], SEEDS), key=key), keys))

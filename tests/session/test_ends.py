@@ -10,6 +10,7 @@ import torch.distributed as dist
 import gnnsys
 from gnnsys.session import current
 from tests.support.processes import run_ranks
+from tests.support.spare_servers import SPARES
 
 PROGRAM = """
 import json, os, signal, threading, torch, torch.distributed as dist, gnnsys
@@ -61,7 +62,7 @@ print(json.dumps(told))
 @pytest.fixture(scope="module")
 def told():
     """What both ranks saw of three sessions, the last of which was begun before the one before it was closed."""
-    return [json.loads(rank.stdout) for rank in run_ranks(PROGRAM, 2)]
+    return [json.loads(rank.stdout) for rank in run_ranks(PROGRAM, 2, environment={SPARES: "4"})]
 
 
 def test_ranks_that_differ_about_the_process_group_are_told_instead_of_waiting(told):

@@ -18,6 +18,7 @@ from gnnsys.store import DeviceTable, DeviceWindow, MemoryBudget, ReadContext, S
 from gnnsys.store.device_window import DeviceFlight, DeviceLeg, _Ring
 from gnnsys.store.source import PendingRead
 from tests.sampling.machines import homogeneous, machines
+from tests.support.grid import every_value
 
 HOST = torch.device("cpu")
 NAMES = ("node/node/x", "node/node/t")
@@ -51,8 +52,7 @@ class Batch:
         return all(torch.equal(r.result(), rows[name][self.ids]) for r, name in zip(self.reads, NAMES, strict=True))
 
 
-@pytest.mark.parametrize("keep", [0, 1, 4])
-@pytest.mark.parametrize("in_flight", [1, 2, 5])
+@every_value(keep=[0, 1, 4], in_flight=[1, 2, 5])
 def test_rows_are_the_tables_however_many_batches_are_under_way_and_in_whichever_order_they_end(
     tmp_path: Path, keep: int, in_flight: int
 ) -> None:

@@ -266,7 +266,7 @@ def test_first_values_are_the_same_on_any_number_of_parts():
 
 def test_many_clients_at_once_leave_what_the_same_operations_leave_one_after_the_other():
     """Each rank owns some rows and checks every read of them; sums into rows of all ranks must add up at the end."""
-    num_ranks, per_rank, turns = 4, 60, 40
+    num_ranks, per_rank, turns = 4, 60, 20
     with cluster([0, 1, 1, 0], num_ranks) as c:
         for store in c.stores:
             store.create("own", num_ranks * per_rank, (8,))

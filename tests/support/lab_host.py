@@ -2,7 +2,7 @@
 
 It enters what `nsenter` enters for a command of the lab, but not the host's control groups. Only a child of whoever
 enters has the host's process ids: the process that was forked waits for that child, and ends as it does. Programs as
-users start them on hosts are in tests/session/test_machines.py.
+users start them on hosts are in tests/lab/test_lab.py.
 """
 
 from __future__ import annotations

@@ -21,7 +21,8 @@ from gnnsys.session import serve, server_process
 from tests.support.nursery import Child, forks_ranks
 
 NAME = "gnnsys.server"  # of a process that serves, at most 15 characters
-NUM_SPARES = 2  # a server, and another session's or what follows it when it is killed
+SPARES = "SPARE_SERVERS"  # how many a rank has, where more than its server and one that follows it
+NUM_SPARES = 2
 _MOST_DESCRIPTORS = 1000  # that a process has which has just begun
 
 
@@ -67,7 +68,8 @@ class Spare(Child):
 
 def keep_spares() -> None:
     """Has the servers of this process, which has one thread, be spare ones as long as there are any."""
-    server_process.subprocess = _starting([Spare() for _ in range(NUM_SPARES)], "gnnsys.session.serve")
+    count = int(os.environ.get(SPARES, NUM_SPARES))
+    server_process.subprocess = _starting([Spare() for _ in range(count)], "gnnsys.session.serve")
 
 
 def keep_spare_explainers(count: int = 1) -> None:

@@ -24,7 +24,7 @@ from gnnsys.explain import Degrees, GradientInput, RandomMasks, TrainedMasks
 from gnnsys.graph import planted_noise
 
 UNIFORM = "uniform"
-QUICK_TASK = Task(num_nodes=1500, num_epochs=1, num_seeds=1, batch_size=32, fanout=4, every=1, pools=8)
+QUICK_TASK = Task(num_nodes=600, num_epochs=1, num_seeds=1, batch_size=32, fanout=4, every=1, pools=8)
 VARIANTS = {
     UNIFORM: uniform(),
     "all neighbours": all_neighbours(),
