@@ -284,6 +284,6 @@ def whole_degrees(plan: HaloPlan, peers: Peers) -> WholeDegrees:
     loops = torch.bincount(dst[csc.indices == dst], minlength=plan.num_core)
     found = []
     for own in (degrees, loops):
-        told = peers.swap([own[places] for places in plan.send_places])
+        told = peers.swap([own[places] for places in plan.send_places], plan.rows_from())
         found.append(torch.cat([own, *told]))
     return WholeDegrees(*found)
