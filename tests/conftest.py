@@ -25,6 +25,7 @@ DEVICE_TESTS = Path(__file__).parent / "cuda"
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 do_not_wait_for_disks()
+gc.disable()  # while tests are imported, which makes next to no garbage
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -91,6 +92,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """
     gc.collect()
     gc.freeze()
+    gc.enable()
     modules = {item.module for item in session.items if isinstance(item, pytest.Function)}
     used = [getattr(module, name, None) for module in modules for name in STARTERS]
     options = session.config.option
