@@ -30,7 +30,7 @@ import full_graph, gnnsys, gnnsys.comm.rank_exchange
 gnnsys.comm.rank_exchange._LEAVE_SECONDS = 120  # others that end with a rank may be late
 
 def kill_one():
-    # Rank 1 is killed in the fourth epoch from now, when the first bins are on their way, unless this is its second life
+    # Rank 1 is killed in the fourth epoch from now, when first bins are on their way, unless this is its second life
     forward, train, epochs, bins = torch.nn.ReLU.forward, full_graph.HybridParallel.train, [0], [0]
     is_mine = os.environ["RANK"] == "1" and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
     @functools.wraps(forward)
