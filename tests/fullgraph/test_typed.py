@@ -184,7 +184,7 @@ def graph() -> Graph:
     return make_graph()
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("size", [1, 4])
 def test_rgcn_gives_the_rows_and_gradients_of_dense_matrices(graph, size):
     """Over gloo's connections where rows of types have widths of their own."""
     model = seeded(lambda: RGCN(WIDTHS, 8, 2, 4, metadata=graph))
