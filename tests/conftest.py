@@ -17,6 +17,7 @@ import pytest
 
 from tests.support.disk import do_not_wait_for_disks
 from tests.support.open_sessions import no_session_stays_open
+from tests.support.pyg_templates import parse_templates_once
 from tests.support.quick import forbid_processes, is_quick
 from tests.support.workers import ALONE, LONG, TURNS, Turns, choose_workers, is_alone, is_worker, sort_files
 
@@ -25,6 +26,7 @@ DEVICE_TESTS = Path(__file__).parent / "cuda"
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 do_not_wait_for_disks()
+gc.disable()  # while tests are imported, which makes next to no garbage
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -89,8 +91,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     What was imported stays: looking through it for garbage again and again took a tenth of the time. This is not called
     in a process that only starts workers.
     """
+    parse_templates_once()
     gc.collect()
     gc.freeze()
+    gc.enable()
     modules = {item.module for item in session.items if isinstance(item, pytest.Function)}
     used = [getattr(module, name, None) for module in modules for name in STARTERS]
     options = session.config.option

@@ -72,6 +72,7 @@ class RankExchange:
         self._threads: list[threading.Thread] = []
         self._sends: deque[tuple[int, Any, Tensor, int]] = deque()
         self._outstanding, self._max_outstanding = 0, max_outstanding  # bytes given to gloo and not known to be gone
+        self._swaps: RankExchange | None = None  # whose threads wait for what `swap` brings
 
     def send(self, peer: int, tag: int, rows: Tensor) -> None:
         """Begins to send contiguous `rows`, which nobody may change until they have left (`flush`).
@@ -133,12 +134,16 @@ class RankExchange:
         """
         self.route.agree(device, suits_all, self.swap, self._limit)
 
-    def swap(self, rows: Sequence[Tensor]) -> list[Tensor]:
-        """Sends `rows[r]` to rank r and returns what each sent here. All ranks call it. 1-d, one dtype, any length."""
-        sizes = [torch.tensor([len(each)], device="cpu") for each in rows]
-        told = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in rows]
-        self._swap(sizes, told, _TAG_IDS)
-        got = [torch.empty(int(size), dtype=rows[0].dtype, device="cpu") for size in told]
+    def swap(self, rows: Sequence[Tensor], sizes: Sequence[int] | None = None) -> list[Tensor]:
+        """Sends `rows[r]` to rank r and returns what each sent here. All ranks call it. 1-d, one dtype, any length.
+
+        `sizes`: how many come from each rank, where all ranks know that and none has to be told.
+        """
+        if sizes is None:
+            told = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in rows]
+            self._swap([torch.tensor([len(each)], device="cpu") for each in rows], told, _TAG_IDS)
+            sizes = [int(size) for size in told]
+        got = [torch.empty(size, dtype=rows[0].dtype, device="cpu") for size in sizes]
         self._swap([each.contiguous() for each in rows], got, _TAG_IDS + 1)
         got[self.rank] = rows[self.rank]
         return got
@@ -148,7 +153,7 @@ class RankExchange:
         others = [peer for peer in range(self.world_size) if peer != self.rank]
         if not others:
             return
-        exchange = self.another()
+        exchange = self._swaps = self._swaps or self.another()
         try:
             expected = [peer for peer in others if into[peer].numel()]
             for peer in expected:
@@ -159,8 +164,10 @@ class RankExchange:
             for _ in expected:
                 exchange.next_arrival()
             exchange.flush()
-        finally:
+        except BaseException:  # what is still under way must not arrive in the next one
+            self._swaps = None
             exchange.close()
+            raise
 
     def all_reduce(self, values: Tensor, op: Any = dist.ReduceOp.SUM) -> Any:
         """Begins to make `values` the sum over all ranks; call `wait()` on the result before using it."""
@@ -188,6 +195,9 @@ class RankExchange:
         """
         threads, until = self._threads, time.monotonic() + grace
         _end(self._expected)
+        if self._swaps is not None:
+            self._swaps.close(grace)
+            self._swaps = None
         if self._sends:
             sends = [(peer, work, rows) for peer, work, rows, _ in self._sends]
             try:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from gnnsys.comm import Peers
 from gnnsys.fullgraph.plan.bin_schedule import BinSchedule
+from gnnsys.fullgraph.plan.default_device import on_host
 from gnnsys.fullgraph.plan.edge_data import edge_data_of
 from gnnsys.fullgraph.plan.graph_types import EDGE_TYPE, GraphTypes
 from gnnsys.fullgraph.plan.halo import HaloPlan, make_plan
@@ -105,7 +106,7 @@ class HybridParallel(nn.Module):
         reader = LayerReader(self.layers, tuple(edge_data or ()) if types is None else (EDGE_TYPE,), types)
         self._peers = Peers(group, timeout=timeout)
         self.schedule = schedule or BinSchedule()
-        with torch.device("cpu"):  # where plans are made, whatever torch's default device is
+        with on_host():
             self.share = share_of(graph, self._peers.rank, self._peers.world_size, ranks)
             self.plan: HaloPlan = make_plan(self.share, self._peers, self.schedule.order)
             data = edge_data_of(self.share, self.plan, edge_data or {}, self._peers)
@@ -119,7 +120,7 @@ class HybridParallel(nn.Module):
         self._planner = PassPlanner(reader, self.plan, whole, ids, self._peers, options)
         self._passes: deque[PassTrace] = deque(maxlen=trace)
         self.register_buffer("step", torch.zeros((), dtype=torch.int64, device="cpu"))
-        with torch.device("cpu"):
+        with on_host():
             self._runner = PassRunner(self.plan, Exchange if approximate is None else approximate.begin(self))
 
     @property

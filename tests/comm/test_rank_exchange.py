@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from gnnsys.comm.errors import TrainerLost
 from gnnsys.comm.rank_exchange import RankExchange
 from tests.fullgraph.ranks import run_ranks as run_threads
 from tests.support.processes import run_ranks
@@ -93,6 +94,39 @@ def test_a_rank_that_is_silent_for_longer_than_it_may_be_is_named():
     for rank in (0, 2):
         told = re.match(r"1 rank 1 was lost, or was not heard of for (\d+\.\d) s", ended[rank].stdout)
         assert told and 2 <= float(told[1]) < 120, ended[rank]
+
+
+def test_swaps_follow_one_another_with_sizes_that_are_told_or_known_and_start_threads_once():
+    """What rank r sends to rank s in round n is r * s numbers, none of them from or to rank 0."""
+
+    def work(rank, group):
+        peers, counts = RankExchange(group, timeout=60), []
+        for n in range(6):
+            sizes = [rank * other for other in range(3)]
+            rows = [torch.full((rank * other,), 100 * rank + 10 * other + n) for other in range(3)]
+            got = peers.swap(rows, sizes if n % 2 else None)
+            want = [torch.full((rank * other,), 100 * other + 10 * rank + n) for other in range(3)]
+            assert all(torch.equal(one, two) for one, two in zip(got, want, strict=True))
+            counts.append(len(peers._swaps._threads))
+        threads = list(peers._swaps._threads)
+        peers.close(grace=60.0)
+        return counts, [thread.is_alive() for thread in threads]
+
+    assert run_threads(3, work) == [([2] * 6, [False, False])] * 3
+
+
+def test_a_swap_that_failed_leaves_nothing_for_the_next():
+    """Rank 0 is told of no bytes in time: its next swap has threads of its own."""
+
+    def work(rank, group):
+        if rank == 1:
+            return None
+        peers = RankExchange(group, timeout=0.2)
+        with pytest.raises(TrainerLost):
+            peers.swap([torch.arange(2)] * 2)
+        return peers._swaps is None
+
+    assert run_threads(2, work) == [True, None]
 
 
 def test_a_group_without_a_backend_for_the_host_is_refused_with_the_remedy():

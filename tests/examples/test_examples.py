@@ -33,19 +33,21 @@ def example(name: str) -> ModuleType:
 
 def test_node_classification_beats_what_features_alone_allow():
     """On this graph a classifier that knows the generator reaches about 0.52 from a node's own features."""
-    options = ["sbm-3k", "--epochs", "5", "--batch-size", "64", "--fanout", "10", "5"]
+    options = ["sbm-3k", "--epochs", "4", "--batch-size", "64", "--fanout", "10", "5"]
     assert example("node_classification").main(options) > 0.6
 
 
-@pytest.mark.parametrize("model", ["gcn", "gat"])
-def test_node_classification_trains_every_model_on_parts(model, tmp_path):
+# Losses of gat, not on parts, are among those that tests/golden has recorded; it learns more slowly.
+@pytest.mark.parametrize("model, epochs", [("gcn", 3), pytest.param("gat", 12, marks=pytest.mark.long)])
+def test_node_classification_trains_every_model_on_parts(model, epochs, tmp_path):
     partition_graph(dataset("sbm-3k"), 2, tmp_path / "parts")
-    options = [str(tmp_path / "parts"), "--model", model, "--epochs", "12", "--batch-size", "64", "--fanout", "10", "5"]
+    options = ["--model", model, "--epochs", str(epochs), "--batch-size", "64", "--fanout", "10", "5"]
+    options = [str(tmp_path / "parts"), *options]
     assert example("node_classification").main(options) > 0.6
 
 
 def test_node_classification_goes_on_from_its_last_checkpoint(tmp_path):
-    options = ["sbm-3k", "--batch-size", "64", "--fanout", "5", "5", "--save-every", "3", "--checkpoints"]
+    options = ["sbm-1k", "--batch-size", "32", "--fanout", "5", "5", "--save-every", "3", "--checkpoints"]
     train = example("node_classification").main
     whole = train([*options, str(tmp_path / "whole"), "--epochs", "2"])
     train([*options, str(tmp_path / "cut"), "--epochs", "1"])
@@ -88,7 +90,7 @@ PROGRAM = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0
 
 def test_link_prediction_ranks_held_out_links_above_random_pairs(tmp_path):
     """In memory, and by two ranks on parts with negatives of their own part. By chance it would be 0.5."""
-    graph = sbm(600, num_classes=5, homophily=0.9)
+    graph = sbm(300, num_classes=5, homophily=0.9)
     save(graph, tmp_path / "saved")
     partition_graph(graph, 2, tmp_path / "parts")
     options = ["--epochs", "2", "--batch-size", "256", "--fanout", "5", "5"]
@@ -100,18 +102,7 @@ def test_link_prediction_ranks_held_out_links_above_random_pairs(tmp_path):
 
 def test_a_knowledge_graph_is_learnt_and_two_ranks_do_what_one_does(tmp_path):
     """By chance a true end would have an MRR of 0.03. Ranks draw the same links and negatives, and share them."""
-    options = [
-        "--dim",
-        "16",
-        "--epochs",
-        "6",
-        "--batch-size",
-        "128",
-        "--negatives",
-        "50",
-        "--lr",
-        "0.1",
-    ]
+    options = ["--dim", "16", "--epochs", "3", "--batch-size", "128", "--negatives", "50", "--lr", "0.1"]
     alone = example("knowledge_graph").main(options)
     assert alone > 0.25
     first, _ = run_ranks(PROGRAM, 2, EXAMPLES / "knowledge_graph.py", *options)
@@ -163,7 +154,7 @@ def test_rgcn_learns_alone_and_by_two_ranks_that_train_rows_where_their_nodes_ar
     del graph.node_data["author"]["x"]
     save(graph, tmp_path / "saved")
     partition_graph(graph, 2, tmp_path / "parts")
-    options = ["--epochs", "3", "--batch-size", "64", "--fanout", "5", "5", "--hidden", "32"]
+    options = ["--epochs", "2", "--batch-size", "64", "--fanout", "5", "5", "--hidden", "32"]
     for more in ([], ["--one-hot", "--bases", "3"]):
         assert example("rgcn").main([str(tmp_path / "saved"), *options, *more])["test micro"] > 0.5, more
     first, _ = run_ranks(PROGRAM, 2, EXAMPLES / "rgcn.py", tmp_path / "parts", *options)
@@ -172,7 +163,7 @@ def test_rgcn_learns_alone_and_by_two_ranks_that_train_rows_where_their_nodes_ar
 
 def test_a_typed_graph_is_learnt_alone_and_by_two_ranks_with_ddp(tmp_path):
     """Some of the model's parameters lead to no loss, at which DDP stops unless it is told."""
-    options = ["--epochs", "3", "--batch-size", "64", "--fanout", "5", "5"]
+    options = ["--epochs", "2", "--batch-size", "64", "--fanout", "5", "5"]
     assert example("typed_graph").main(["typed-1k", *options]) > 0.5
     partition_graph(dataset("typed-1k"), 2, tmp_path / "parts")
     first, _ = run_ranks(PROGRAM, 2, EXAMPLES / "typed_graph.py", tmp_path / "parts", *options)

@@ -16,12 +16,12 @@ from tests.support.processes import run_ranks
 
 MODELS = ("sage", "gcn", "gat")
 GRAPH = "sbm-400:num_classes=4"
-EPOCHS = 6
+EPOCHS = 4
 OPTIONS = ["--hidden", "16", "--bins", "4", "--epochs", str(EPOCHS)]
-SAVED = ["--save-every", "3", "--checkpoints"]
+SAVED = ["--save-every", "2", "--checkpoints"]
 DEADLINE = 300  # seconds for a job, of which starting its processes takes most
 
-# Trains every model in one session, and the first again with checkpoints
+# Trains models in one session, and the first again with checkpoints
 PROGRAM = f"""
 import functools, os, signal, sys
 sys.path.insert(0, {str(EXAMPLES)!r})
@@ -30,12 +30,12 @@ import full_graph, gnnsys, gnnsys.comm.rank_exchange
 gnnsys.comm.rank_exchange._LEAVE_SECONDS = 120  # others that end with a rank may be late
 
 def kill_one():
-    # Rank 1 is killed in the fifth epoch from now, when the first bins are on their way, unless this is its second life
+    # Rank 1 is killed in the fourth epoch from now, when first bins are on their way, unless this is its second life
     forward, train, epochs, bins = torch.nn.ReLU.forward, full_graph.HybridParallel.train, [0], [0]
     is_mine = os.environ["RANK"] == "1" and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
     @functools.wraps(forward)
     def ends(self, rows):
-        bins[0] += epochs[0] == 5
+        bins[0] += epochs[0] == 4
         if is_mine and bins[0] == 3:
             os.kill(os.getpid(), signal.SIGKILL)
         return forward(self, rows)
@@ -46,7 +46,7 @@ def kill_one():
 
 what, parts, folder, *options = sys.argv[1:]
 with gnnsys.init() as session:
-    for model in {MODELS!r} if what != "restart" else ():
+    for model in dict(whole={MODELS!r}, kill={MODELS[:1]!r}, restart=())[what]:
         print("model", model, flush=True)
         full_graph.train(session, full_graph.parse([parts, "--model", model, *options]))
     if what != "whole":
@@ -81,7 +81,7 @@ def by_two(parts, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def by_four(parts, tmp_path_factory):
-    """Four ranks of a job, one of which is killed when all models are trained. A hang would take half an hour."""
+    """Four ranks of a job, one of which is killed when a model is trained. A hang would take half an hour."""
     folder = tmp_path_factory.mktemp("by-four")
     return run_ranks(PROGRAM, 4, "kill", parts, folder, *OPTIONS, timeout=DEADLINE, check=False)
 
@@ -91,7 +91,7 @@ def test_one_two_and_four_processes_print_the_same_losses(number, parts, by_two,
     score = example("full_graph").main([str(parts), "--model", MODELS[number], *OPTIONS])
     alone = losses(capsys.readouterr().out)
     assert len(alone) == EPOCHS and alone[EPOCHS] < alone[1]
-    for rank in (by_two[0][0], by_four[0]):
+    for rank in (by_two[0][0], *by_four[: number == 0]):  # that four do as two does not depend on the model
         told = rank.stdout.split("model ")[number + 1]
         assert losses(told) == pytest.approx(alone, rel=1e-4), rank
         shown = re.search(r"test ([\d.]+)", told)
@@ -115,9 +115,9 @@ def test_a_restarted_job_ends_with_the_weights_of_an_unbroken_one(parts, by_two,
         PROGRAM, 2, "restart", parts, tmp_path, *OPTIONS, torchrun=True, options=options, timeout=DEADLINE
     )
     found = losses(ranks[0].stdout)
-    assert min(found) == 4, "it went on from the third epoch"
+    assert min(found) == 3, "it went on from the second epoch"
     unbroken = losses(by_two[0][0].stdout.split("model again")[1])
-    assert found == {epoch: unbroken[epoch] for epoch in range(4, EPOCHS + 1)}
+    assert found == {epoch: unbroken[epoch] for epoch in range(3, EPOCHS + 1)}
     want, got = weights(by_two[1]), weights(tmp_path)
     assert want.keys() == got.keys() and all(torch.equal(got[name], want[name]) for name in want)
 
@@ -125,10 +125,10 @@ def test_a_restarted_job_ends_with_the_weights_of_an_unbroken_one(parts, by_two,
 def test_the_example_goes_on_from_its_last_checkpoint_alone(tmp_path, capsys):
     train, options = example("full_graph").main, [GRAPH, *OPTIONS, *SAVED]
     whole = train([*options, str(tmp_path / "whole")])
-    train([*options, str(tmp_path / "cut"), "--epochs", "4"])
+    train([*options, str(tmp_path / "cut"), "--epochs", "3"])
     capsys.readouterr()
     assert train([*options, str(tmp_path / "cut")]) == whole
-    assert sorted(losses(capsys.readouterr().out)) == [4, 5, 6]
+    assert sorted(losses(capsys.readouterr().out)) == [3, 4]
 
 
 @pytest.mark.parametrize("options", [["--no-intra", "--no-inter"], ["--recompute"], ["--wire-dtype", "bfloat16"]])

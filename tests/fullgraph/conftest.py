@@ -33,6 +33,13 @@ def small_bins(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
+def few_rounds(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In which boundary nodes are grouped: results do not depend on the order of nodes, and rounds took a tenth."""
+    if request.path.stem != "test_plan":
+        monkeypatch.setattr("gnnsys.fullgraph.plan.halo._ROUNDS", 2)
+
+
+@pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)

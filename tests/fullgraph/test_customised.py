@@ -68,9 +68,9 @@ def judged(label: str, case: Case) -> str:
 
 
 def test_our_layers_are_what_they_are_on_the_whole_graph_whatever_was_changed_before_or_after_a_pass():
-    """A quarter of all pairs, every layer and every change among them; `tests.fuzz.fullgraph` draws from the rest."""
+    """A seventh of all pairs, every layer and every change among them; `tests.fuzz.fullgraph` draws from the rest."""
     refused = set()
-    for number, (label, make, edges, change) in enumerate(list(cases(OURS))[::4]):
+    for number, (label, make, edges, change) in enumerate(list(cases(OURS))[::7]):
         if reason := judged(label, in_turn(number, made(make, nn.ELU), edges, change)):
             refused |= set() if reason.startswith(VOID) else {label.partition(": ")[2]}
     assert refused == {"spectral_norm", "spectral_norm, old"}  # in training they change with every call
@@ -113,7 +113,7 @@ def test_two_ranks_give_the_same(budget):
 
 
 def test_inference_gives_the_same():
-    for label, make, edges, change in list(cases(OURS))[::6]:
+    for label, make, edges, change in list(cases(OURS))[::9]:
         layers = made(make, nn.ELU)
         change(layers[1])
         reason = check_infer(Case(layers, GRAPH, edges, options=bins(2)))

@@ -171,12 +171,10 @@ def check(layers: Sequence[nn.Module], world_size: int, num_bins: int | None, **
 
 @pytest.mark.parametrize("name", FIT)
 def test_a_layer_gives_what_it_gives_on_the_whole_graph(name):
-    layers = made(FIT[name])
-    check(layers, 1, 1)
-    check(layers, 3, 4)
+    check(made(FIT[name]), 2, 4)
 
 
-@every_value(name=["SAGEConv", "GCNConv", "GATConv", "PNAConv"], ranks_and_bins=[(1, 6), (3, 1), (3, 25)])
+@every_value(name=["SAGEConv", "GCNConv", "GATConv", "PNAConv"], ranks_and_bins=[(1, 1), (1, 6), (3, 1), (3, 25)])
 def test_two_layers_give_the_same_in_any_number_of_bins(name, ranks_and_bins):
     width = FIT[name]()(draws(N, WIDTH, seed=1).float(), GRAPH.edge_index()).shape[1]
     check(made(FIT[name], nn.ELU, lambda: pyg.SAGEConv(width, 3)), *ranks_and_bins)

@@ -57,10 +57,10 @@ def test_losses_and_gradients_are_those_of_a_dense_computation_with_a_late_halo(
     check(make, world_size, gamma)
 
 
-@pytest.mark.parametrize("make", [unequal_sage, gcn])
+@pytest.mark.parametrize("make", [unequal_sage, pytest.param(gcn, marks=pytest.mark.long)])
 def test_features_that_train_are_never_late(make):
     """Over gloo's connections."""
-    check(make, 3, x_grad=True, run=run_gloo_ranks)
+    check(make, 3, x_grad=True, passes=3, run=run_gloo_ranks)
 
 
 @every_value(
@@ -69,7 +69,8 @@ def test_features_that_train_are_never_late(make):
     inter=[False, True],
 )
 def test_every_schedule_and_size_of_bins_gives_the_late_halo(intra, inter, packing):
-    check(unequal_sage, 3, schedule=BinSchedule(intra_layer=intra, inter_layer=inter, packing=packing))
+    schedule = BinSchedule(intra_layer=intra, inter_layer=inter, packing=packing)
+    check(unequal_sage, 3, passes=3, schedule=schedule)  # of the third, rows and gradients are of a late pass
 
 
 def test_recomputed_bins_see_the_late_halo_that_they_saw_on_the_way_there():
@@ -84,7 +85,7 @@ def test_a_rank_without_nodes_takes_part_in_late_passes():
 @pytest.mark.parametrize("gamma", [0.0, 0.7])
 def test_late_rows_may_travel_as_bfloat16(gamma):
     """Eight bits of a row survive: losses and gradients stay within two hundredths of the largest."""
-    check(unequal_sage, 3, gamma, wire_dtype=torch.bfloat16, tolerance=2e-2)
+    check(unequal_sage, 2, gamma, wire_dtype=torch.bfloat16, tolerance=2e-2)
 
 
 class First(nn.Module):

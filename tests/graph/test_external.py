@@ -131,7 +131,7 @@ def test_tables_without_edges_give_the_same_files(tmp_path):
         assert_same_files(folder / "e.csv", folder, num_nodes=3)
 
 
-@pytest.mark.parametrize("num_nodes,num_edges", [(1, 40), (7, 300), (400, 1500), (3000, 100), (5, 0), (0, 0)])
+@pytest.mark.parametrize("num_nodes,num_edges", [(1, 40), (7, 300), (200, 700), (1000, 100), (5, 0), (0, 0)])
 @grid(memory=[50, 1000, 20_000, 1 << 20])
 def test_however_little_memory_a_sort_has_the_result_is_the_same(memory, num_nodes, num_edges, tmp_path):
     for ordered in (False, True):
@@ -296,10 +296,18 @@ def test_a_graph_several_times_larger_than_the_limit_is_built_within_it(kind, tm
     del src, dst
     source = tmp_path / f"g.{kind}"
     outside = peak_memory(BUILD, source, tmp_path / "outside", "external")
-    assert outside.anonymous <= MEMORY
+    assert MEMORY / 8 < outside.anonymous <= MEMORY
     if kind == "npz":
-        inside = peak_memory(BUILD, source, tmp_path / "inside", "memory")
-        assert inside.anonymous > 2 * MEMORY  # the probe sees what it should see
+        save(load(source), tmp_path / "inside")
         for name in os.listdir(tmp_path / "inside"):
             command = ["cmp", str(tmp_path / "inside" / name), str(tmp_path / "outside" / name)]
             assert subprocess.run(command).returncode == 0
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="reads /proc")
+def test_the_same_graph_in_memory_takes_more_than_twice_the_limit(tmp_path):
+    """The probe of the test before sees what it should see."""
+    src, dst = random_edges(10, 300_000, 4_500_000)
+    np.savez(tmp_path / "g.npz", edge_index=np.stack([src, dst]))
+    assert peak_memory(BUILD, tmp_path / "g.npz", tmp_path / "inside", "memory").anonymous > 2 * MEMORY

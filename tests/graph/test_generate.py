@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
-import scipy.stats
 import torch
 
 from gnnsys.graph import dataset, expected_accuracy, planted_noise, rmat, sbm, typed_graph
 from gnnsys.graph.generate import class_means
 from gnnsys.ops import class_features, planted_edges, planted_labels, random_permutation, rmat_edges
 from gnnsys.ops._library import native
+
+
+@pytest.fixture(scope="module")
+def stats():
+    """scipy.stats, which takes a second to import: not in every process that imports this file."""
+    return importlib.import_module("scipy.stats")
 
 
 def assert_same_graph(left, right):
@@ -53,19 +60,19 @@ def test_random_permutation_is_a_permutation(size):
     assert torch.equal(order.sort().values, torch.arange(size, dtype=torch.int32))
 
 
-def test_random_permutation_sends_every_id_everywhere():
+def test_random_permutation_sends_every_id_everywhere(stats):
     places = torch.stack([random_permutation(10, key) for key in range(4000)])
     for column in places.t():
-        assert scipy.stats.chisquare(torch.bincount(column, minlength=10)).pvalue > 1e-6
+        assert stats.chisquare(torch.bincount(column, minlength=10)).pvalue > 1e-6
 
 
-def test_rmat_edges_fall_into_each_levels_quadrants_as_asked():
+def test_rmat_edges_fall_into_each_levels_quadrants_as_asked(stats):
     a, b, c, d = 0.5, 0.25, 0.15, 0.1
     src, dst = rmat_edges(torch.arange(2**10, dtype=torch.int32), 200_000, a, b, c, key=11).long()
     for level in range(10):
         quadrant = 2 * ((src >> level) & 1) + ((dst >> level) & 1)
         counts = torch.bincount(quadrant, minlength=4)
-        assert scipy.stats.chisquare(counts, 200_000 * torch.tensor([a, b, c, d])).pvalue > 1e-6, level
+        assert stats.chisquare(counts, 200_000 * torch.tensor([a, b, c, d])).pvalue > 1e-6, level
 
 
 def test_rmat_of_any_size_uses_all_of_its_ids_and_hides_its_hubs():
@@ -78,7 +85,7 @@ def test_rmat_of_any_size_uses_all_of_its_ids_and_hides_its_hubs():
     assert 300 < float(hubs.mean()) < 700  # spread over all ids, not the first ones
 
 
-def test_planted_edges_follow_the_degree_law_and_the_homophily():
+def test_planted_edges_follow_the_degree_law_and_the_homophily(stats):
     num_nodes, num_classes, num_edges = 600, 6, 300_000
     order = torch.arange(num_nodes, dtype=torch.int32)
     src, dst = planted_edges(
@@ -87,10 +94,10 @@ def test_planted_edges_follow_the_degree_law_and_the_homophily():
     grid = torch.linspace(0, 1, 101, dtype=torch.float64) ** (1 / 3)
     for side, share in ((src, torch.full((100,), 0.01, dtype=torch.float64)), (dst, grid.diff())):
         counts = torch.bincount(side % 100, minlength=100)
-        assert scipy.stats.chisquare(counts, num_edges * share / share.sum()).pvalue > 1e-6
+        assert stats.chisquare(counts, num_edges * share / share.sum()).pvalue > 1e-6
     classes = torch.bincount((src // 100) * 6 + dst // 100, minlength=36)
     expected = torch.full((6, 6), 0.6 / 5 / 6, dtype=torch.float64).fill_diagonal_(0.4 / 6).flatten()
-    assert scipy.stats.chisquare(classes, num_edges * expected).pvalue > 1e-6
+    assert stats.chisquare(classes, num_edges * expected).pvalue > 1e-6
 
 
 def test_planted_labels_are_equal_runs_of_the_order():
@@ -100,11 +107,11 @@ def test_planted_labels_are_equal_runs_of_the_order():
         assert labels[order[103 * c // 4 : 103 * (c + 1) // 4].long()].unique().tolist() == [c]
 
 
-def test_class_features_are_the_mean_plus_standard_normal_noise():
+def test_class_features_are_the_mean_plus_standard_normal_noise(stats):
     labels = torch.arange(3).repeat(20_000)
     means = torch.tensor([[0.0, 1.0, 2.0, 3.0, 4.0], [5.0, 5.0, 5.0, 5.0, 5.0], [-1.0, 0.0, 0.0, 0.0, 9.0]])
     noise = (class_features(labels, means, 2.0, key=9) - means[labels]) / 2
-    assert scipy.stats.kstest(noise.flatten().numpy(), "norm").pvalue > 1e-6
+    assert stats.kstest(noise.flatten().numpy(), "norm").pvalue > 1e-6
     correlation = torch.corrcoef(noise.t()).fill_diagonal_(0)
     assert float(correlation.abs().max()) < 5 / 60_000**0.5
 
@@ -124,19 +131,19 @@ def test_sbm_is_what_it_says():
     assert masks.sum(1).tolist() == [6000, 4000, 10_000] and bool((masks.sum(0) == 1).all())
 
 
-def test_feature_accuracy_of_two_classes_is_the_normal_distribution_function():
+def test_feature_accuracy_of_two_classes_is_the_normal_distribution_function(stats):
     graph = sbm(40_000, num_classes=2, avg_degree=2, separation=1.2, train=0.0, val=0.0, seed=4)
     means = class_means(2, 64, 1.2, 4)
-    exact = scipy.stats.norm.cdf(float((means[0] - means[1]).norm()) / 2)
+    exact = stats.norm.cdf(float((means[0] - means[1]).norm()) / 2)
     expected = expected_accuracy(graph, max_nodes=40_000)
     assert abs(expected.features - exact) < 5 * expected.standard_error
 
 
-def test_label_accuracy_without_features_is_a_majority_vote():
+def test_label_accuracy_without_features_is_a_majority_vote(stats):
     graph = sbm(40_000, num_classes=2, avg_degree=6, homophily=0.7, separation=0.0, train=0.0, val=0.0, seed=5)
     degree = graph.csc().in_degrees().numpy()
-    lost = scipy.stats.binom.cdf((degree - 1) // 2, degree, 0.7)  # fewer than half agree
-    drawn = (degree % 2 == 0) * scipy.stats.binom.pmf(degree // 2, degree, 0.7)
+    lost = stats.binom.cdf((degree - 1) // 2, degree, 0.7)  # fewer than half agree
+    drawn = (degree % 2 == 0) * stats.binom.pmf(degree // 2, degree, 0.7)
     expected = expected_accuracy(graph, max_nodes=40_000)
     assert abs(expected.neighbor_labels - (1 - lost - drawn / 2).mean()) < 5 * expected.standard_error
     assert abs(expected.features - 0.5) < 5 * expected.standard_error
@@ -207,7 +214,7 @@ def test_generator_ops_have_schemas_and_fake_kernels():
     torch.library.opcheck(native.generate_features.default, (rows, label, mean, 1.0, 1), test_utils=checks)
 
 
-def test_planted_noise_is_a_block_model_with_columns_and_rows_that_say_nothing():
+def test_planted_noise_is_a_block_model_with_columns_and_rows_that_say_nothing(stats):
     graph = planted_noise(
         6000, num_classes=3, num_features=8, noise_columns=5, noise_nodes=0.25, separation=4.0, seed=2
     )
@@ -220,7 +227,7 @@ def test_planted_noise_is_a_block_model_with_columns_and_rows_that_say_nothing()
     of_noise = data["is_noise"]
     for rows, labels in ((data["x"][:, noise], data["y"]), (data["x"][of_noise], data["y"][of_noise])):
         by_class = torch.stack([rows[labels == c].mean(0) for c in range(3)])
-        assert scipy.stats.kstest(rows.flatten().numpy(), "norm").pvalue > 1e-4 and by_class.abs().max() < 0.2
+        assert stats.kstest(rows.flatten().numpy(), "norm").pvalue > 1e-4 and by_class.abs().max() < 0.2
     assert torch.equal(
         dataset("planted-1k:noise_columns=3,seed=4").node_data["node"]["x"],
         planted_noise(1000, noise_columns=3, seed=4).node_data["node"]["x"],

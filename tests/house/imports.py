@@ -7,6 +7,7 @@ docs/architecture.md, which is the one place where the order is written.
 from __future__ import annotations
 
 import ast
+import gc
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "gnnsys"
 MAP = ROOT / "docs" / "architecture.md"
+_ATTRIBUTE = re.compile(r"(?<!from )(?<!import )\bgnnsys\s*\.")  # what may be `gnnsys.room.name`
+_BODIES = ("body", "orelse", "handlers", "finalbody", "cases")  # where statements have statements
 
 
 @dataclass(frozen=True)
@@ -75,13 +78,18 @@ def room_of(file: str) -> str | None:
 def uses(folder: str) -> tuple[Use, ...]:
     """Uses of the package in the Python files below `folder`, which is named from the root of the repository."""
     files = sorted(ROOT.joinpath(folder).rglob("*.py"))
-    return tuple(use for file in files for use in _uses_in(file))
+    gc.disable()  # trees are no garbage: to look for some took most of the time
+    try:
+        return tuple(use for file in files for use in _uses_in(file))
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _uses_in(file: Path) -> Iterator[Use]:
     name = file.relative_to(ROOT).as_posix()
     inner: set[ast.expr] = set()  # `gnnsys.store` inside `gnnsys.store.Table` is no use of its own
-    for node in ast.walk(parsed(file)):
+    for node in ast.walk(parsed(file)) if _ATTRIBUTE.search(_text(file)) else statements(file):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 if _is_ours(alias.name):
@@ -137,6 +145,21 @@ def _assigned(file: Path, name: str) -> ast.expr:
     raise AssertionError(f"{file.relative_to(ROOT)} has no {name}")
 
 
+def statements(file: Path) -> Iterator[ast.AST]:
+    """All statements of a file, those inside functions and classes too. Most of a tree is expressions."""
+    found: list[ast.AST] = [parsed(file)]
+    for node in found:
+        for field in _BODIES:
+            found += getattr(node, field, ())
+        if not isinstance(node, (ast.ExceptHandler, ast.match_case)):
+            yield node
+
+
 @cache
 def parsed(file: Path) -> ast.Module:
-    return ast.parse(file.read_text(encoding="utf-8"), str(file))
+    return ast.parse(_text(file), str(file))
+
+
+@cache
+def _text(file: Path) -> str:
+    return file.read_text(encoding="utf-8")

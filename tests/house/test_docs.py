@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import os
 import re
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from tests.support.docs import (
     written_tests,
 )
 from tests.support.open_sessions import close_sessions
+from tests.support.processes import run_ranks
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Setup:
     prints: tuple[str, ...] = ()  # "a | b" is either
     python: int = 1  # blocks that run, at least
     programs: tuple[str, ...] = ()  # that are called, in order
+    explainers: int = 0  # explaining processes that it starts: forked, where they need not import torch
 
 
 SMALL = {"sbm-20k": "sbm-2k", "typed-20k": "typed-1k"}
@@ -53,7 +56,9 @@ PAGES = {
         python=5,
         prints=("Session(rank 0 of 1, machine 0 of 1): Seeds(", "IdRange(0, ", "True"),
     ),
-    "docs/explanation.md": Setup(python=2, prints=("'guided_batches': ", "0 1 torch.Size([", "1 1 torch.Size([")),
+    "docs/explanation.md": Setup(
+        python=2, prints=("'guided_batches': ", "0 1 torch.Size([", "1 1 torch.Size(["), explainers=3
+    ),
     "docs/fullgraph.md": Setup(
         python=9,
         prints=(
@@ -121,15 +126,38 @@ def test_its_blocks_run_from_top_to_bottom(page: Path, tmp_path: Path, monkeypat
         pytest.skip("the page needs a GPU")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("GNNSYS_DATA", raising=False)
+    if setup.explainers:
+        (ended,) = run_ranks(RUN_PAGE, 1, page, tmp_path, setup.explainers)
+        said, (num_blocks, programs) = ended.stdout, json.loads(ended.stdout.splitlines()[-1])
+    else:
+        num_blocks, programs = run_here(page, setup)
+        said = capsys.readouterr().out
+    assert [text for text in setup.prints if not any(either in said for either in text.split(" | "))] == []
+    assert num_blocks >= setup.python and tuple(programs) == setup.programs
+
+
+def run_here(page: Path, setup: Setup) -> tuple[int, list[str]]:
+    """Runs a page; its blocks of Python and the programs that it called."""
     try:
         ran = run_page(page, setup.replace)
         session = ran.names.get("session")
         assert session is None or session.is_closed
     finally:
         close_sessions()
-    said = capsys.readouterr().out
-    assert [text for text in setup.prints if not any(either in said for either in text.split(" | "))] == []
-    assert ran.num_python + len(ran.lacking) >= setup.python and tuple(ran.programs) == setup.programs
+    return ran.num_python + len(ran.lacking), ran.programs
+
+
+# The same in a process that has explaining processes ready, which this one, with its threads, cannot fork.
+RUN_PAGE = """
+import json, os, sys
+from pathlib import Path
+page, folder, count = sys.argv[1:]
+from tests.support.spare_servers import keep_spare_explainers
+keep_spare_explainers(int(count))
+os.chdir(folder)
+from tests.house.test_docs import PAGES, name_of, run_here
+print(json.dumps(run_here(Path(page), PAGES[name_of(Path(page))])))
+"""
 
 
 @every_page

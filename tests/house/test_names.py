@@ -7,7 +7,7 @@ from collections import defaultdict
 
 import pytest
 
-from tests.house.imports import PACKAGE, ROOT, parsed, room_of, rooms_on_disk
+from tests.house.imports import PACKAGE, ROOT, room_of, rooms_on_disk, statements
 
 # The faces are called like what they take the place of.
 FACES = {"pyg", "dgl"}
@@ -19,7 +19,7 @@ def classes() -> dict[str, set[str]]:
     """Where every class is defined, those inside functions and classes too: name -> files."""
     found: dict[str, set[str]] = defaultdict(set)
     for file in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(parsed(file)):
+        for node in statements(file):
             if isinstance(node, ast.ClassDef):
                 found[node.name].add(file.relative_to(ROOT).as_posix())
     return found

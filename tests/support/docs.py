@@ -9,6 +9,7 @@ commands must parse.
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import importlib.util
 import re
@@ -199,6 +200,7 @@ def options_missing(page: Path, command: str) -> set[str]:
     return {option for option in options - {"--help"} if not re.search(rf"{option}\b(?!-)", text)}
 
 
+@functools.cache
 def written_tests() -> set[str]:
     """The names of all test functions."""
     files = (ROOT / "tests").rglob("test_*.py")

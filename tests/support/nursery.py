@@ -179,8 +179,10 @@ def nurseries() -> tuple[Nursery, ...]:
 
 
 def main() -> None:
+    gc.disable()  # imports make next to no garbage
     import_everything()
     gc.freeze()  # or each rank would copy all of it to look through it for garbage
+    gc.enable()
     forget_finalizers()
     do_not_wait_for_disks()
     program = serve(socket.socket(fileno=int(sys.argv[1])))["program"]

@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gnnsys.fullgraph.keyed_dropout import KeyedRows
 from gnnsys.fullgraph.plan.bins import Bin, Costs, make_bins
+from gnnsys.fullgraph.plan.default_device import on_host
 from gnnsys.fullgraph.plan.model_stages import ModelStage
 from gnnsys.fullgraph.plan.stage_halves import SumStage
 from gnnsys.fullgraph.run.batch_norm import NormPass
@@ -169,7 +170,7 @@ def measure_stage(
         if stage.conv is None or isinstance(stage, SumStage):
             here = Bin(first, end, None, None)
         else:
-            with torch.device("cpu"):  # whatever torch's default is
+            with on_host():
                 (here,) = make_bins(csc, [first, end], whole)
             assert here.csc is not None
             if not moves:

@@ -55,7 +55,7 @@ def edge_data_of(share: RankShare, plan: HaloPlan, wanted: Mapping[str, str | Te
             "convert it"
         )
     own = weights_of(plan.csc, weight)
-    halo = [torch.cat(peers.swap([each[places] for places in plan.send_places])) for each in own]
+    halo = [torch.cat(peers.swap([each[places] for places in plan.send_places], plan.rows_from())) for each in own]
     return EdgeData(rows, WholeWeights(*(torch.cat(pair) for pair in zip(own, halo, strict=True))))
 
 
@@ -81,7 +81,7 @@ def _compare(rows: Mapping[str, Tensor], peers: Peers) -> None:
     """Raises ValueError on every rank where some have other arguments, or rows of another kind."""
     kinds = [(name, str(each.dtype), list(each.shape[1:])) for name, each in sorted(rows.items())]
     digest = int.from_bytes(hashlib.sha256(repr(kinds).encode()).digest()[:7], "little")
-    told = peers.swap([torch.tensor([digest], device="cpu")] * peers.world_size)
+    told = peers.swap([torch.tensor([digest], device="cpu")] * peers.world_size, [1] * peers.world_size)
     differ = [rank for rank, each in enumerate(told) if int(each) != digest]
     if differ:
         raise ValueError(

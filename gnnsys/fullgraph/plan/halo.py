@@ -10,6 +10,7 @@ range of the halo, and arrive where they belong without being moved again.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -69,6 +70,10 @@ class HaloPlan:
         """How many rows go to each rank per exchange: this rank's line of the byte matrix, without the width."""
         return [places.numel() for places in self.send_places]
 
+    def rows_from(self) -> list[int]:
+        """How many rows come from each rank per exchange."""
+        return [end - first for first, end in pairwise(self.halo_bounds)]
+
 
 def make_plan(share: RankShare, peers: Peers, order: str = "boundary") -> HaloPlan:
     """Every rank calls it, with its own share. `order` is "boundary" (as above) or "ids" (as the nodes come)."""
@@ -91,7 +96,8 @@ def make_plan(share: RankShare, peers: Peers, order: str = "boundary") -> HaloPl
         listed = torch.arange(share.num_core)
     places = torch.empty_like(listed)
     places[listed] = torch.arange(share.num_core)
-    told = peers.swap([places[nodes] for nodes in wanted])  # in the order in which they were asked for
+    sizes = bounds.diff().tolist()
+    told = peers.swap([places[nodes] for nodes in wanted], sizes)  # in the order in which they were asked for
     by_place = [torch.sort(at) for at in told]
     starts = bounds.tolist()
     halo = torch.cat([needed[a + each.indices] for a, each in zip(starts[:-1], by_place, strict=True)])
@@ -109,8 +115,9 @@ def _groups(share: RankShare, peers: Peers, needed: Tensor, wanted: list[Tensor]
     dst, at = dst[is_away], torch.searchsorted(needed, sources[is_away])
     ids = torch.arange(share.first, share.first + share.num_core)
     keys = (ids * 0x9E3779B1) % ((1 << 31) - 1)  # spread, so that groups are not sorted by rank
+    sizes = torch.searchsorted(needed, share.offsets).diff().tolist()
     for _ in range(_ROUNDS if share.world_size > 1 else 0):
-        theirs = torch.cat(peers.swap([keys[nodes] for nodes in wanted]))
+        theirs = torch.cat(peers.swap([keys[nodes] for nodes in wanted], sizes))
         keys = keys.scatter_reduce(0, dst, theirs[at], "amin")
     return keys
 

@@ -25,6 +25,7 @@ from gnnsys.comm import Peers
 from gnnsys.fullgraph.keyed_dropout import Dropout, KeyedRows, working_on
 from gnnsys.fullgraph.modules import JoinKept
 from gnnsys.fullgraph.plan.bins import Bin, make_bins
+from gnnsys.fullgraph.plan.default_device import on_host
 from gnnsys.fullgraph.plan.edge_data import drawn
 from gnnsys.fullgraph.plan.graph_types import EDGE_TYPE, GraphTypes
 from gnnsys.fullgraph.plan.model_stages import ModelStage, taken
@@ -67,7 +68,7 @@ def _check_layers(
     types = next(
         (m.types for stage in stages for m in stage.modules if isinstance(m, (TypedConv, TypedRowLayer))), None
     )
-    with torch.device("cpu"):  # whatever torch's default is
+    with on_host():
         csc, ids = (_sample(draws, data), torch.arange(_NODES)) if types is None else _typed_sample(types, draws)
         num_loops = torch.bincount(csc.dst()[csc.indices == csc.dst()], minlength=_NODES)
         pieces = make_bins(csc, _BOUNDS, WholeDegrees(csc.in_degrees(), num_loops))

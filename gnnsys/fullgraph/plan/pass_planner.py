@@ -20,6 +20,7 @@ from gnnsys.fullgraph.offload.copy_streams import streams_between
 from gnnsys.fullgraph.offload.mover import StagingBuffers
 from gnnsys.fullgraph.plan.bin_schedule import BinSchedule
 from gnnsys.fullgraph.plan.bins import BudgetError, Costs, Packing
+from gnnsys.fullgraph.plan.default_device import on_host
 from gnnsys.fullgraph.plan.graph_types import GraphTypes
 from gnnsys.fullgraph.plan.halo import HaloPlan
 from gnnsys.fullgraph.plan.layer_trial import check_layers, check_parameters
@@ -176,7 +177,7 @@ class PassPlanner:
             stages = with_halves(stages, x.requires_grad, data is not None and WEIGHT in data.rows)
         shapes = shapes_of(stages, halo, x, device)
         budget, costs = self._budget(stages, shapes, device, moves)
-        with self._explained(budget), torch.device("cpu"):
+        with self._explained(budget), on_host():
             steps = make_steps(
                 stages, halo, self._whole, self._peers, self._packing(moves), budget, shapes, costs, x.device, device,
                 moves, not x.requires_grad,
@@ -288,6 +289,6 @@ def whole_degrees(plan: HaloPlan, peers: Peers) -> WholeDegrees:
     loops = torch.bincount(dst[csc.indices == dst], minlength=plan.num_core)
     found = []
     for own in (degrees, loops):
-        told = peers.swap([own[places] for places in plan.send_places])
+        told = peers.swap([own[places] for places in plan.send_places], plan.rows_from())
         found.append(torch.cat([own, *told]))
     return WholeDegrees(*found)

@@ -70,7 +70,7 @@ class BoundarySampling:
         plan = model.plan
         ids = model.share.original_ids[plan.order]
         sent = [ids[places] for places in plan.send_places]
-        halo = torch.cat(model._peers.swap(sent))  # by owner and place, as the halo's rows are
+        halo = torch.cat(model._peers.swap(sent, plan.rows_from()))  # by owner and place, as the halo's rows are
 
         def exchange(state: Pass) -> Exchange:
             here = self._draw(halo, state.key, plan.rank)
