@@ -42,9 +42,9 @@ ON_HOST = (  # one of each kind; torch's CSR has no bf16 there, and pinned memor
     "fullgraph/epoch",
     "fullgraph/beside messages",
     "fullgraph/making",
-    "fullgraph/rows on the host/0.0005M/epoch",
     "fullgraph/rows on the host/0.0005M/bytes",
-    "fullgraph/rows on the host/0.001225M/peak",
+    pytest.param("fullgraph/rows on the host/0.0005M/epoch", marks=pytest.mark.long),  # the same job as for its bytes
+    pytest.param("fullgraph/rows on the host/0.001225M/peak", marks=pytest.mark.long),
 )
 CASES = {case.name: case for benchmark in load_suite("gpu") for case in benchmark(WORKLOAD)}
 

@@ -23,9 +23,10 @@ WHOLE_GRAPH = "fullgraph"  # likewise: test_fullgraph.py
 ON_GPU = "gpu"  # test_gpu.py
 SAMPLERS_IN_LAB = "lab/"  # test_samplers.py
 ALIKE = ("rmat-0k", "train communities torn")  # minutes of processes for what others show too
-LONG = (  # guided as others are
+LONG = (  # what others show too: guided as others are, one more size, one more way to count
     "planted/guided at random", "planted/guided by degree", "planted/guided by gradients,", "sweep N_f", "sweep eps",
     "sweep parts/nodes", "sweep parts/columns", "sweep parts/random columns",
+    "rmat-2k/time", "checks/1000 rows/all", "rgcn memory",
     "explaining/",  # the lab's job without a lab: test_samplers.py
 )  # fmt: skip
 CASES = [

@@ -283,7 +283,7 @@ else:
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="reads /proc")
-@pytest.mark.parametrize("kind", ["npz", "txt"])
+@pytest.mark.parametrize("kind", ["npz", pytest.param("txt", marks=pytest.mark.long)])
 def test_a_graph_several_times_larger_than_the_limit_is_built_within_it(kind, tmp_path):
     num_nodes, num_edges = 300_000, 4_500_000 if kind == "npz" else 100_000
     src, dst = random_edges(10, num_nodes, num_edges)
