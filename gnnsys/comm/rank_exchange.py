@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -73,6 +73,7 @@ class RankExchange:
         self._sends: deque[tuple[int, Any, Tensor, int]] = deque()
         self._outstanding, self._max_outstanding = 0, max_outstanding  # bytes given to gloo and not known to be gone
         self._swaps: RankExchange | None = None  # whose threads wait for what `swap` brings
+        self._num_bursts = 0  # of swaps, one inside another
 
     def send(self, peer: int, tag: int, rows: Tensor) -> None:
         """Begins to send contiguous `rows`, which nobody may change until they have left (`flush`).
@@ -134,17 +135,30 @@ class RankExchange:
         """
         self.route.agree(device, suits_all, self.swap, self._limit)
 
+    @contextlib.contextmanager
+    def many_swaps(self) -> Iterator[None]:
+        """Inside it swaps share their threads, which end with it. A swap elsewhere starts threads of its own."""
+        self._num_bursts += 1
+        try:
+            yield
+        finally:
+            self._num_bursts -= 1
+            if not self._num_bursts:
+                self._end_swaps()
+
     def swap(self, rows: Sequence[Tensor], sizes: Sequence[int] | None = None) -> list[Tensor]:
         """Sends `rows[r]` to rank r and returns what each sent here. All ranks call it. 1-d, one dtype, any length.
 
-        `sizes`: how many come from each rank, where all ranks know that and none has to be told.
+        `sizes`: how many come from each rank, where all ranks know that and none has to be told. Nobody checks them:
+        where they are wrong, so is what comes, or the connection fails.
         """
-        if sizes is None:
-            told = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in rows]
-            self._swap([torch.tensor([len(each)], device="cpu") for each in rows], told, _TAG_IDS)
-            sizes = [int(size) for size in told]
-        got = [torch.empty(size, dtype=rows[0].dtype, device="cpu") for size in sizes]
-        self._swap([each.contiguous() for each in rows], got, _TAG_IDS + 1)
+        with self.many_swaps():
+            if sizes is None:
+                told = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in rows]
+                self._swap([torch.tensor([len(each)], device="cpu") for each in rows], told, _TAG_IDS)
+                sizes = [int(size) for size in told]
+            got = [torch.empty(size, dtype=rows[0].dtype, device="cpu") for size in sizes]
+            self._swap([each.contiguous() for each in rows], got, _TAG_IDS + 1)
         got[self.rank] = rows[self.rank]
         return got
 
@@ -165,9 +179,13 @@ class RankExchange:
                 exchange.next_arrival()
             exchange.flush()
         except BaseException:  # what is still under way must not arrive in the next one
-            self._swaps = None
-            exchange.close()
+            self._end_swaps()
             raise
+
+    def _end_swaps(self, grace: float = 0.0) -> None:
+        exchange, self._swaps = self._swaps, None
+        if exchange is not None:
+            exchange.close(grace)
 
     def all_reduce(self, values: Tensor, op: Any = dist.ReduceOp.SUM) -> Any:
         """Begins to make `values` the sum over all ranks; call `wait()` on the result before using it."""
@@ -195,9 +213,7 @@ class RankExchange:
         """
         threads, until = self._threads, time.monotonic() + grace
         _end(self._expected)
-        if self._swaps is not None:
-            self._swaps.close(grace)
-            self._swaps = None
+        self._end_swaps(grace)
         if self._sends:
             sends = [(peer, work, rows) for peer, work, rows, _ in self._sends]
             try:

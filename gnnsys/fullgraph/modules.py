@@ -5,7 +5,7 @@ Each is a row or graph layer like others; `Keep` and `JoinKept` are read when th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import ClassVar
 
@@ -115,12 +115,20 @@ class ByNodeType(nn.Module):
         return out
 
 
-def _keyed_inside(module: nn.Module) -> nn.Module:
-    """The module; torch's dropouts become ours, also those inside an nn.Sequential."""
+def called_modules(module: nn.Module) -> Iterator[nn.Module]:
+    """The module, or of an nn.Sequential those that it calls, one after another."""
     if type(module) is nn.Sequential:
         for inner in module:
-            _keyed_inside(inner)
-    return keyed(module)
+            yield from called_modules(inner)
+    else:
+        yield module
+
+
+def _keyed_inside(module: nn.Module) -> nn.Module:
+    """The module; torch's dropouts become ours, also those inside an nn.Sequential."""
+    for inner in called_modules(module):
+        keyed(inner)
+    return module
 
 
 def _in_width(module: nn.Module) -> int | None:

@@ -88,7 +88,8 @@ class HybridParallel(nn.Module):
         trace: int = 0,
     ) -> None:
         super().__init__()
-        check_ours(graph)
+        if not isinstance(graph, RankShare):
+            check_ours(graph)
         if edge_data is not None and not isinstance(edge_data, Mapping):
             raise ValueError(f"edge_data must say what arguments are, like {{'edge_weight': 'w'}}, got {edge_data!r}")
         if trace < 0:
@@ -106,7 +107,7 @@ class HybridParallel(nn.Module):
         reader = LayerReader(self.layers, tuple(edge_data or ()) if types is None else (EDGE_TYPE,), types)
         self._peers = Peers(group, timeout=timeout)
         self.schedule = schedule or BinSchedule()
-        with on_host():
+        with on_host(), self._peers.many_swaps():
             self.share = share_of(graph, self._peers.rank, self._peers.world_size, ranks)
             self.plan: HaloPlan = make_plan(self.share, self._peers, self.schedule.order)
             data = edge_data_of(self.share, self.plan, edge_data or {}, self._peers)

@@ -40,7 +40,7 @@ def as_graph(given: Any) -> Graph:
 
 
 def check_ours(given: Any) -> None:
-    """ValueError, with what to pass, for what is known to be no graph of ours: other libraries', paths and tensors."""
+    """ValueError, with what to pass, for what is no graph of ours: other libraries', paths, tensors and the rest."""
     kind = type(given).__name__
     if hasattr(given, "edge_stores") and hasattr(given, "node_stores"):
         said = f"graph is PyG's {kind}: pass gnnsys.graph.from_pyg(data), or take the loaders of gnnsys.pyg"
@@ -51,6 +51,11 @@ def check_ours(given: Any) -> None:
         said = f"graph is the path {name!r}: pass gnnsys.open({name!r}) of parts, or gnnsys.graph.load({name!r})"
     elif isinstance(given, Tensor):
         said = "graph is a tensor: pass gnnsys.graph.Graph.from_edge_index(edge_index, num_nodes, {'x': x})"
+    elif not hasattr(given, "node_types"):
+        said = (
+            f"graph must be a Graph, or what gnnsys.open returns, got {kind}: pass gnnsys.open(path) of parts, or "
+            "gnnsys.graph.Graph.from_edge_index(edge_index, num_nodes, {'x': x})"
+        )
     else:
         return
     raise ValueError(said)

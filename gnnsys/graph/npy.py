@@ -33,6 +33,7 @@ _PLAIN = re.compile(  # as numpy.save writes it
     r"\{'descr': '([<>|=]?[?a-zA-Z][0-9]*)', 'fortran_order': (True|False), "
     rf"'shape': \(((?:{_SIZE},|{_SIZE}(?:, {_SIZE})+)?)\), }} *\n"
 )
+_PIECE = 1 << 20  # bytes read at a time: a stream of an archive makes a copy of what it is asked for
 _DEFLATE_RATIO = 1032  # no stream of deflate grows by more
 AGAIN = "write it again with numpy.save"
 AGAIN_NPZ = "write it again with numpy.savez"
@@ -89,10 +90,10 @@ def _read_rest(stream: IO[bytes], version: tuple[int, int]) -> tuple[tuple[int, 
 
 def read_values(stream: IO[bytes], header: NpyHeader) -> np.ndarray:
     """The array behind a header that was just read."""
-    values = np.empty(math.prod(header.shape), header.dtype)
+    values = np.ndarray(math.prod(header.shape), header.dtype)  # np.empty makes text of no letters one letter wide
     missing = values.view(np.uint8).data if values.nbytes else memoryview(b"")
     while missing:
-        count = stream.readinto(missing)  # type: ignore[attr-defined]
+        count = stream.readinto(missing[:_PIECE])  # type: ignore[attr-defined]
         if not count:
             raise ValueError(f"{len(missing):,} of its bytes are missing")
         missing = missing[count:]
@@ -113,8 +114,8 @@ def map_npy(path: Path) -> np.ndarray:
     with open(path, "rb") as stream:
         header = read_header(stream, os.fstat(stream.fileno()).st_size)
     order: Literal["C", "F"] = "F" if header.fortran_order else "C"
-    if 0 in header.shape:  # nothing to map
-        return np.empty(header.shape, header.dtype, order)
+    if 0 in header.shape or not header.dtype.itemsize:  # nothing to map
+        return np.ndarray(header.shape, header.dtype, order=order)
     return np.memmap(path, header.dtype, "c", header.offset, header.shape, order)
 
 

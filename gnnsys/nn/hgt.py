@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from gnnsys.graph import NodeType
 from gnnsys.nn.init import glorot_
-from gnnsys.nn.typed_groups import check_widths, typed_relations
+from gnnsys.nn.typed_groups import check_widths, typed_relations, widths_by_type
 from gnnsys.nn.typed_inputs import Metadata, TypedEdges, TypedRows, module_key, resolve_typed, types_of
 from gnnsys.ops import edge_softmax, pairs_of, relation_conv, sddmm, spmm
 
@@ -65,7 +65,7 @@ class HGTConv(nn.Module):
         if out_channels % heads:
             raise ValueError(f"heads={heads} must divide out_channels={out_channels}")
         node_types, self.edge_types = types_of(metadata)
-        self.widths = {t: in_channels if isinstance(in_channels, int) else in_channels[t] for t in node_types}
+        self.widths = widths_by_type(in_channels, node_types)
         if min(self.widths.values()) < 1:
             raise ValueError(f"in_channels must be positive, HGTConv is not lazily sized: got {in_channels}")
         self.out_channels, self.heads, self.dim = out_channels, heads, out_channels // heads

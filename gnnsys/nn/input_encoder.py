@@ -103,7 +103,12 @@ class InputEncoder(nn.Module):
 def _values_by_type(batch: Any) -> Mapping[NodeType, Any]:
     if isinstance(batch, (Graph, Batch)):
         return batch.node_data if isinstance(batch, Graph) else batch.nodes
-    if hasattr(batch, "node_stores") and hasattr(batch, "node_types"):  # PyG's
+    if hasattr(batch, "node_stores"):  # PyG's
+        if not hasattr(batch, "node_types"):
+            raise ValueError(
+                f"PyG's {type(batch).__name__} has no node types, and rows are given by node type: pass a batch of "
+                "gnnsys.NeighborLoader, or gnnsys.graph.from_pyg(data) of a whole graph"
+            )
         return {t: batch[t] for t in batch.node_types}
     raise ValueError(
         f"InputEncoder takes a batch of a loader, or a graph in memory, got {type(batch).__name__}: pass the batch "
@@ -114,6 +119,11 @@ def _values_by_type(batch: Any) -> Mapping[NodeType, Any]:
 def _ids(node_type: NodeType, values: Any, batch: Any) -> Tensor:
     if isinstance(batch, Graph):
         return torch.arange(batch.num_nodes(node_type), device=batch.device)
+    if "n_id" not in values:
+        raise ValueError(
+            f"{node_type!r} is looked up by node id, and this {type(batch).__name__} has no 'n_id' of it: pass a "
+            "loader's batch, or gnnsys.graph.from_pyg(data) of a whole graph"
+        )
     return values["n_id"].long()
 
 

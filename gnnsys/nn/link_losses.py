@@ -51,9 +51,15 @@ def self_adversarial_link_loss(
 
 
 def _mean(values: Tensor, weight: Tensor | None) -> Tensor:
+    """In the type of the scores, whatever that of the weights is."""
+    if weight is not None and not isinstance(weight, Tensor):
+        raise ValueError(
+            f"weight must be a tensor of one number per link, {list(values.shape)}, got {type(weight).__name__}"
+        )
     if weight is not None and weight.shape != values.shape:
         raise ValueError(f"weight must have one entry per link, {values.numel()}, got {list(weight.shape)}")
-    return (values if weight is None else values * weight).sum() / max(1, values.numel())
+    weighted = values if weight is None else values * weight
+    return (weighted.sum() / max(1, values.numel())).to(values.dtype)
 
 
 def _by_link(positive: Tensor, negative: Tensor) -> Tensor:

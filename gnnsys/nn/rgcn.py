@@ -7,7 +7,6 @@ by its weight, and sum up a destination's groups. Rows are made per group at mos
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -56,11 +55,11 @@ class RGCNConv(GraphLayer):
         super().__init__()
         if num_bases is not None and num_blocks is not None:
             raise ValueError("num_bases and num_blocks exclude each other: choose one decomposition")
-        if in_channels is None or isinstance(in_channels, Mapping):
+        if not isinstance(in_channels, (int, tuple, list)):
             raise ValueError(
-                f"with num_relations, in_channels must be a number of features, got {in_channels}: without features it "
-                "is the number of nodes, and x is None or node ids. Of typed graphs, RGCN(..., metadata=graph) takes "
-                "None, and widths by node type"
+                f"with num_relations, in_channels must be a whole number of features, got {in_channels!r}: without "
+                "features it is the number of nodes, and x is None or node ids. Of typed graphs, RGCN(..., "
+                "metadata=graph) takes None, and widths by node type"
             )
         in_src, in_dst = (in_channels, in_channels) if isinstance(in_channels, int) else in_channels
         if min(in_src, in_dst) < 0:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,6 +15,8 @@ from torch import Tensor
 from gnnsys.graph import EdgeType, NodeType, some
 from gnnsys.nn.typed_inputs import TypedInputs
 from gnnsys.ops import CSC, STRUCTURES, Relation, RelationGroups, group_structures, spmm
+
+Widths: TypeAlias = int | Mapping[NodeType, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,11 +124,38 @@ def check_widths(given: TypedInputs, widths: Mapping[NodeType, int], layer: str)
             )
 
 
-def one_width(in_channels: int | Mapping[NodeType, int], layer: str) -> int:
+def check_in_channels(in_channels: Any) -> None:
+    """None says that there are no features."""
+    if in_channels is not None and not isinstance(in_channels, (int, Mapping)):
+        raise ValueError(f"in_channels must be a whole number of features, or one per node type, got {in_channels!r}")
+
+
+def widths_by_type(
+    in_channels: Widths | None, node_types: Collection[NodeType], instead: str = "which only RGCN takes: give"
+) -> dict[NodeType, int]:
+    """The width of each type; ValueError for one without, and `instead` is what to do besides giving it rows."""
+    check_in_channels(in_channels)
+    if isinstance(in_channels, int):
+        return dict.fromkeys(node_types, in_channels)
+    bare = [t for t in node_types if in_channels is None or in_channels.get(t, 0) is None]
+    if bare:
+        raise ValueError(
+            f"in_channels is None for node types {some(bare)}, {instead} them rows by gnnsys.nn.InputEncoder(graph, "
+            "width), and that width as in_channels"
+        )
+    given = in_channels or {}
+    missing = [t for t in node_types if t not in given]
+    if missing:
+        raise ValueError(f"in_channels has no width for node types {some(missing)}: give all types one")
+    return {t: given[t] for t in node_types}
+
+
+def one_width(in_channels: Widths, layer: str) -> int:
     """Of layers whose weights meet rows of both ends of an edge."""
     if in_channels is None:
         raise ValueError(f"in_channels must be a number of features, {layer} does not look nodes up by id: got None")
-    widths = {in_channels} if isinstance(in_channels, int) else set(in_channels.values())
+    check_in_channels(in_channels)
+    widths = {in_channels} if isinstance(in_channels, int) else set(widths_by_type(in_channels, in_channels).values())
     if min(widths, default=1) < 1:
         raise ValueError(f"in_channels must be positive, {layer} is not lazily sized: got {in_channels}")
     if len(widths) != 1:

@@ -21,27 +21,11 @@ from gnnsys.nn.init import linear
 from gnnsys.nn.rgat import RGATConv
 from gnnsys.nn.sage import SAGEConv
 from gnnsys.nn.stack import check_heads, head_widths, stack_widths
+from gnnsys.nn.typed_groups import Widths, check_in_channels, widths_by_type
 from gnnsys.nn.typed_inputs import Metadata, TypedEdges, TypedRows, module_key
 from gnnsys.nn.typed_rgcn import TypedRGCNConv
 from gnnsys.nn.typed_stack import LayerPlan, TypedStack
 from gnnsys.sampling import Block, DistGraph
-
-Widths = int | Mapping[NodeType, int]
-
-
-def widths_by_type(in_channels: Widths, node_types: Sequence[NodeType]) -> dict[NodeType, int]:
-    if isinstance(in_channels, int):
-        return dict.fromkeys(node_types, in_channels)
-    bare = [t for t in node_types if in_channels is None or in_channels.get(t, 0) is None]
-    if bare:
-        raise ValueError(
-            f"in_channels is None for node types {some(bare)}, which only RGCN takes: give them rows by "
-            "gnnsys.nn.InputEncoder(graph, width, ids=[...]), and that width as in_channels"
-        )
-    missing = [t for t in node_types if t not in in_channels]
-    if missing:
-        raise ValueError(f"in_channels has no width for node types {some(missing)}: give all types one")
-    return {t: in_channels[t] for t in node_types}
 
 
 def num_nodes_of(metadata: Metadata, node_types: Sequence[NodeType]) -> dict[NodeType, int]:
@@ -196,6 +180,7 @@ class TypedRGCN(TypedStack):
         num_blocks: int | None = None,
     ) -> None:
         widths, plan = stack_widths(hidden_channels, num_layers, out_channels), LayerPlan(metadata, num_layers, targets)
+        check_in_channels(in_channels)
         given = dict.fromkeys(plan.takes, in_channels) if not isinstance(in_channels, Mapping) else in_channels
         num_ids = num_nodes_of(metadata, [t for t in plan.takes if t in given and given[t] is None])
         before: Widths = {t: width for t, width in given.items() if width is not None} | num_ids

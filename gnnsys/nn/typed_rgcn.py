@@ -11,7 +11,7 @@ from gnnsys.graph import EdgeType, NodeType, some
 from gnnsys.nn.init import glorot_, zeros_
 from gnnsys.nn.relation_rows import RelationRows, check_ids
 from gnnsys.nn.rgcn import add_bias
-from gnnsys.nn.typed_groups import check_widths, sum_wide_rows, typed_relations
+from gnnsys.nn.typed_groups import check_widths, sum_wide_rows, typed_relations, widths_by_type
 from gnnsys.nn.typed_inputs import TypedEdges, TypedInputs, TypedRows, module_key, resolve_typed
 from gnnsys.ops import relation_conv
 
@@ -54,7 +54,8 @@ class TypedRGCNConv(nn.Module):
         if self.num_ids and num_blocks is not None:
             raise ValueError(f"num_blocks needs features, and {some(list(self.num_ids))} have none: use num_bases")
         wanted = [t for t in wanted if t not in self.num_ids]
-        self.widths = {t: in_channels if isinstance(in_channels, int) else in_channels[t] for t in wanted}
+        numbers = "which num_ids={type: number of nodes} is for: name them there, or give"
+        self.widths = widths_by_type(in_channels, wanted, numbers)
         if min(self.widths.values(), default=1) < 1:
             raise ValueError(f"in_channels must be positive, TypedRGCNConv is not lazily sized: got {in_channels}")
         by_width: dict[int, list[EdgeType]] = {}

@@ -183,9 +183,10 @@ class SparseOptimizer(torch.optim.Optimizer, ABC):
         for group in state_dict["param_groups"]:
             check_optimizer(self.options({**self.defaults, **group}))
             _is_sum(group)
+        reductions = [group.get("reduction", "mean") for group in self.param_groups]
         super().load_state_dict(dict(state_dict))
-        for group in self.param_groups:  # a state of the time when there was no choice leaves it as it is here
-            group.setdefault("reduction", self.defaults.get("reduction", "mean"))
+        for group, reduction in zip(self.param_groups, reductions, strict=True):
+            group.setdefault("reduction", reduction)  # of a state of the time when there was no choice
 
     def _set_options(self, options: Mapping[str, Any]) -> None:
         """Takes what `options` said of the one group that there was. Needed by states of that time alone."""

@@ -101,18 +101,26 @@ def test_swaps_follow_one_another_with_sizes_that_are_told_or_known_and_start_th
 
     def work(rank, group):
         peers, counts = RankExchange(group, timeout=60), []
-        for n in range(6):
+
+        def swap(n):
             sizes = [rank * other for other in range(3)]
             rows = [torch.full((rank * other,), 100 * rank + 10 * other + n) for other in range(3)]
             got = peers.swap(rows, sizes if n % 2 else None)
             want = [torch.full((rank * other,), 100 * other + 10 * rank + n) for other in range(3)]
             assert all(torch.equal(one, two) for one, two in zip(got, want, strict=True))
-            counts.append(len(peers._swaps._threads))
-        threads = list(peers._swaps._threads)
-        peers.close(grace=60.0)
-        return counts, [thread.is_alive() for thread in threads]
 
-    assert run_threads(3, work) == [([2] * 6, [False, False])] * 3
+        with peers.many_swaps():
+            for n in range(6):
+                with peers.many_swaps():
+                    swap(n)
+                counts.append(len(peers._swaps._threads))
+            threads = list(peers._swaps._threads)
+        for thread in threads:
+            thread.join(60.0)
+        swap(6)
+        return counts, [thread.is_alive() for thread in threads], peers._swaps
+
+    assert run_threads(3, work) == [([2] * 6, [False, False], None)] * 3
 
 
 def test_a_swap_that_failed_leaves_nothing_for_the_next():
@@ -122,9 +130,10 @@ def test_a_swap_that_failed_leaves_nothing_for_the_next():
         if rank == 1:
             return None
         peers = RankExchange(group, timeout=0.2)
-        with pytest.raises(TrainerLost):
-            peers.swap([torch.arange(2)] * 2)
-        return peers._swaps is None
+        with peers.many_swaps():
+            with pytest.raises(TrainerLost):
+                peers.swap([torch.arange(2)] * 2)
+            return peers._swaps is None
 
     assert run_threads(2, work) == [True, None]
 

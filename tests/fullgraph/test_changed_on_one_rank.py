@@ -43,6 +43,22 @@ def test_what_one_rank_refuses_all_refuse():
     assert run_ranks(2, work) == [3, 3]
 
 
+def test_parameters_that_differ_between_ranks_are_refused_in_every_pass_until_they_do_not():
+    def work(rank, group):
+        model = HybridParallel(copy.deepcopy(layers), GRAPH, ranks=RANKS, group=group, timeout=60)
+        rows, state = x()[model.nodes], copy.deepcopy(model.state_dict())
+        with torch.no_grad():
+            model.layers[0].lin_l.weight += rank
+        for call in (model, model, model.describe, model):
+            with pytest.raises(ValueError, match=r"1 of \d+ parameters are not the same on all ranks"):
+                call(rows)
+        model.load_state_dict(state)
+        return model(rows).shape[1]
+
+    layers = narrowing()
+    assert run_ranks(2, work) == [3, 3]
+
+
 DIFFERENT = {
     "evaluation": lambda model, rows: model.eval() and None,
     "a module in evaluation": lambda model, rows: model.layers[1].eval() and None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from typing import Any
 
 import pytest
@@ -122,18 +123,43 @@ def test_an_embedding_inside_the_model_is_refused_with_what_to_write(tmp_path):
     typed, plain = make_typed(), make_plain()
     conv = TypedRGCNConv(DIM, 3, typed.edge_types)
     partition_graph(plain, 2, tmp_path / "parts")
-    for layers, graph in (
-        ([nn.Embedding(60, DIM), SAGEConv(DIM, 3)], plain),
-        ([ByNodeType({"author": nn.Embedding(40, DIM), "paper": nn.Identity()}), conv], typed),
-        (
-            [ByNodeType({"author": nn.Sequential(nn.Embedding(40, DIM), nn.ReLU()), "paper": nn.Identity()}), conv],
-            typed,
-        ),
+    inside = nn.Sequential(nn.Sequential(nn.Embedding(40, DIM)), nn.ReLU())
+    for layers, graph, nodes in (
+        ([nn.Embedding(60, DIM), SAGEConv(DIM, 3)], plain, "model.nodes"),
+        ([ByNodeType({"author": nn.Embedding(40, DIM), "paper": nn.Identity()}), conv], typed, "model.nodes['author']"),
+        ([ByNodeType({"author": inside, "paper": nn.Identity()}), conv], typed, "model.nodes['author']"),
+        ([nn.Embedding(40, DIM), conv], typed, "model.nodes['paper']"),
     ):
-        with pytest.raises(ValueError, match=r"^Embedding looks rows up by id.* x = embedding\(model.nodes\)"):
+        match = rf"^Embedding looks rows up by id.* x(\['\w+'\])? = embedding\({re.escape(nodes)}\)"
+        with pytest.raises(ValueError, match=match):
             HybridParallel(layers, graph)
     with gnnsys.init(process_group=False):
         graph = gnnsys.open(tmp_path / "parts")
         layers = [DistEmbedding(graph, dim=DIM, node_type="node"), SAGEConv(DIM, 3)]
         with pytest.raises(ValueError, match=r"^DistEmbedding looks.* x = embedding\(model.share.global_ids\(\)\)"):
             HybridParallel(layers, graph)
+        by_type = ByNodeType({"author": DistEmbedding(graph, dim=DIM, node_type="node", name="other")})
+        with pytest.raises(ValueError, match=r"^DistEmb.* = embedding\(model.share.global_ids\('author'\)\)"):
+            HybridParallel([by_type, conv], typed)
+
+
+class Categories(nn.Module):
+    """Rows of a category, which the first column has, and a linear layer on the others: no ids of nodes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.category, self.linear = nn.Embedding(4, DIM), nn.Linear(DIM - 1, DIM)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.category(x[:, 0].long().clamp(0, 3)) + self.linear(x[:, 1:])
+
+
+def test_an_embedding_that_a_users_own_encoder_calls_is_the_users_own():
+    graph = make_typed()
+    encode, conv = ByNodeType({t: Categories() for t in graph.node_types}), TypedRGCNConv(DIM, 3, graph.edge_types)
+    x = {t: torch.rand(graph.num_nodes(t), DIM) * 4 for t in graph.node_types}
+    edges = {t: graph.edge_index(t) for t in graph.edge_types}
+    found, want = HybridParallel([encode, conv], graph)(x), conv(encode(x), edges)
+    assert found.keys() == want.keys()
+    for node_type, rows in found.items():
+        torch.testing.assert_close(rows, want[node_type])

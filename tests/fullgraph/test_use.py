@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import itertools
+import threading
 
 import pytest
 import torch
@@ -201,6 +203,26 @@ def test_bytes_are_told_of_features_that_train_and_of_layers_that_do_not():
     for found in run_ranks(2, work):
         for sent, (once, each) in found:
             assert sent == [once + each, each]
+
+
+def test_a_model_keeps_a_thread_per_peer_from_its_first_pass_on_and_no_others():
+    before, x = set(threading.enumerate()), features()
+    layers = seeded(lambda: [SAGEConv(WIDTH, 3)])
+
+    def work(rank, group):
+        models = [
+            HybridParallel(copy.deepcopy(layers), GRAPH, ranks=random_ranks(3, N), group=group, timeout=60)
+            for _ in range(2)
+        ]
+        models[1](x[models[1].nodes])
+        return models
+
+    models = [model for each in run_ranks(3, work) for model in each]
+    kept = [model._peers._threads for model in models]
+    assert list(map(len, kept)) == [0, 2] * 3 and all(thread.is_alive() for each in kept for thread in each)
+    for thread in set(threading.enumerate()) - before - set(itertools.chain(*kept)):
+        thread.join(10.0)
+        assert not thread.is_alive(), thread.name
 
 
 def test_a_model_is_not_copied_but_says_what_is():

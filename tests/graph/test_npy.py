@@ -174,6 +174,31 @@ def test_what_numpy_wrote_is_read_as_numpy_reads_it(dtype: str, order: str, vers
             assert found.flags.f_contiguous == expected.flags.f_contiguous and np.array_equal(found, expected)
 
 
+@pytest.mark.parametrize("save_arrays", [np.savez, np.savez_compressed])
+def test_arrays_of_an_archive_are_in_memory_once_while_they_are_read(save_arrays, tmp_path: Path):
+    save_arrays(tmp_path / "a.npz", rows=np.arange(1 << 22))
+    tracemalloc.start()
+    try:
+        rows = load_npz_arrays(tmp_path / "a.npz")["rows"]
+        assert rows.nbytes < tracemalloc.get_traced_memory()[1] < rows.nbytes + (8 << 20)
+    finally:
+        tracemalloc.stop()
+    assert np.array_equal(rows, np.arange(1 << 22))
+
+
+@pytest.mark.parametrize("dtype", ["U0", "S0", "V0"])
+def test_arrays_of_empty_text_are_read_as_numpy_reads_them(dtype: str, tmp_path: Path):
+    """numpy writes them where a field of a table is empty."""
+    array = np.zeros((3, 2), [("name", dtype), ("value", "f4")])["name"]
+    np.save(tmp_path / "a.npy", array)
+    np.savez(tmp_path / "a.npz", names=array, values=ROWS)
+    expected = np.load(tmp_path / "a.npy")
+    arrays = load_npz_arrays(tmp_path / "a.npz")
+    for found in (load_npy(tmp_path / "a.npy"), map_npy(tmp_path / "a.npy"), arrays["names"]):
+        assert (found.dtype, found.shape, found.tolist()) == (expected.dtype, expected.shape, expected.tolist())
+    assert arrays["values"].tolist() == ROWS.tolist()
+
+
 def test_plain_arrays_do_not_need_pythons_parser_which_threads_cannot_share(tmp_path: Path, monkeypatch):
     np.save(tmp_path / "a.npy", ROWS.reshape(3, 4))
     np.savez_compressed(tmp_path / "a.npz", one=ROWS, two=ROWS.astype(np.float32), three=np.float64(3))

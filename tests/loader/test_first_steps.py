@@ -38,6 +38,8 @@ def test_a_graph_of_another_library_is_refused_with_what_converts_it() -> None:
         (one, r"graph is PyG's Data: pass gnnsys.graph.from_pyg\(data\), or take the loaders of gnnsys.pyg"),
         (typed_data, r"graph is PyG's HeteroData: pass gnnsys.graph.from_pyg"),
         (index, "graph is a tensor: pass gnnsys.graph.Graph.from_edge_index"),
+        (None, r"^graph must be a Graph, or what gnnsys.open returns, got NoneType: .*$"),
+        ([index], r"^graph must be a Graph, or what gnnsys.open returns, got list: .*$"),
         ("parts/", r"graph is the path 'parts/': pass gnnsys.open\('parts/'\) of parts"),
     ):
         for make in (

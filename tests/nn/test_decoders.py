@@ -147,6 +147,13 @@ def test_a_weight_multiplies_what_a_link_adds_and_one_negative_needs_no_column(l
     assert torch.equal(loss(positive, negative[:, 0]), loss(positive, negative[:, :1]))
     with pytest.raises(ValueError, match=r"weight must have one entry per link, 7, got \[14\]"):
         loss(positive, negative, weight=torch.ones(14))
+    with pytest.raises(ValueError, match=r"weight must be a tensor of one number per link, \[7\], got list"):
+        loss(positive, negative, weight=[1.0] * 7)
+    double = loss(positive, negative, weight=weight.double())
+    assert double.dtype == torch.float32
+    torch.testing.assert_close(double, loss(positive, negative, weight=weight))
+    half = loss(positive.bfloat16(), negative.bfloat16(), weight=weight)
+    assert half.dtype == loss(positive.bfloat16(), negative.bfloat16()).dtype == torch.bfloat16
 
 
 def test_negatives_of_the_self_adversarial_loss_weigh_without_a_gradient():

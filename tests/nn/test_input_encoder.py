@@ -61,6 +61,12 @@ def test_a_batch_of_pygs_is_encoded_as_ours_is():
         torch.testing.assert_close(rows, want[node_type][theirs[node_type].n_id])
     with pytest.raises(ValueError, match=r"graph is PyG's HeteroData: pass gnnsys.graph.from_pyg"):
         InputEncoder(data, 8)
+    whole = r"'author' is looked up by node id, and this HeteroData has no 'n_id' of it: pass a loader.s batch, or"
+    for encode in (encoder, InputEncoder(graph, 8, ids=["author"])):
+        with pytest.raises(ValueError, match=whole):
+            encode(data)
+    with pytest.raises(ValueError, match=r"PyG's Data has no node types.*: pass .*from_pyg\(data\)"):
+        encoder(to_pyg(dataset("sbm-1k")))
     with pytest.raises(ValueError, match=r"takes a batch of a loader, or a graph in memory, got dict: pass the batch"):
         encoder(batch.x_dict)
     with pytest.raises(ValueError, match=r"got HeteroData: a HeteroData has a to_homogeneous\(\) of its own"):

@@ -236,6 +236,8 @@ def test_bad_use_says_what_to_do(graph: Graph, batch: Any):
     one, same = (seeded_rgcn(graph, targets) for targets in ("paper", ["paper"]))
     assert torch.equal(one(x, edges)["paper"], same(x, edges)["paper"])
 
+    all_types, edge_types = dict.fromkeys(graph.node_types, 4), graph.edge_types
+
     def counted(by_hop: Any) -> Any:
         return same(x, edges, num_sampled_nodes=by_hop)
 
@@ -248,6 +250,18 @@ def test_bad_use_says_what_to_do(graph: Graph, batch: Any):
         (r"RGCN\(..., metadata=graph\) takes None, and widths", lambda: RGCN({"paper": 4}, 8, 1, num_relations=3)),
         (r"for node types \['paper', .*which only RGCN takes.*InputEncoder", lambda: HGT(None, 8, 1, metadata=graph)),
         (r"for node types \['author'\], which", lambda: RGAT({"paper": 4, "author": None}, 8, 1, metadata=graph)),
+        (
+            r"None for node types \['author'\], which only",
+            lambda: RGATConv({"paper": 4, "author": None}, 8, edge_types),
+        ),
+        (r"None for node types \['author'\], which only", lambda: HGTConv({**all_types, "author": None}, 8, graph)),
+        (r"\['author'\].*num_ids=.*InputEnc", lambda: TypedRGCNConv({**all_types, "author": None}, 8, edge_types)),
+        (r"has no width for node types \['author', ", lambda: TypedRGCNConv({"paper": 4}, 8, edge_types)),
+        (r"^in_channels must be a whole number of features.*got 8\.0", lambda: RGCN(8.0, 8, 2, metadata=graph)),
+        (r"^in_channels must be a whole number of features.*got 8\.0", lambda: HGT(8.0, 8, 2, metadata=graph)),
+        (r"^in_channels must be a whole number of features.*got 8\.0", lambda: RGATConv(8.0, 8, 3)),
+        (r"in_channels must be a whole number of features.*got 8\.0", lambda: RGCN(8.0, 8, 2, num_relations=3)),
+        (r"in_channels must be a whole number of features.*got '8'", lambda: RGCN("8", 8, 2, num_relations=3)),
         ("num_blocks=3 must divide", lambda: RGCN(4, 8, 1, metadata=graph, num_blocks=3)),
         ("exclude each other", lambda: RGCN(4, 8, 1, metadata=graph, num_blocks=2, num_bases=2)),
         ("positive, RGATConv is not lazily sized: got", lambda: RGAT(-1, 8, 1, metadata=graph)),

@@ -34,6 +34,11 @@ def test_states_of_optimizers_are_checked_and_those_of_before_groups_still_load(
             assert chosen.param_groups[0]["reduction"] == reduction
             chosen.load_state_dict(state)
             assert chosen.param_groups[0]["reduction"] == "mean"
+        second = DistEmbedding(store, ROWS, DIM, "second")
+        both = SparseAdam([{"params": [embedding], "reduction": "sum"}, {"params": [second]}])
+        (one,) = older["param_groups"]
+        both.load_state_dict({"kind": "adam", "param_groups": [{**one, "lr": 0.2}, {**one, "lr": 0.3}], "state": {}})
+        assert [(group["reduction"], group["lr"]) for group in both.param_groups] == [("sum", 0.2), ("mean", 0.3)]
         other = SparseAdagrad([embedding])
         other.load_state_dict({"kind": "adagrad", "lr": 0.3, "lr_decay": 0.5, "initial": 0.6, "eps": 1e-4})
         assert (other.lr, other.lr_decay, other.initial_accumulator_value, other.eps) == (0.3, 0.5, 0.6, 1e-4)

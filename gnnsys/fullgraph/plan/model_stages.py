@@ -16,12 +16,13 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from gnnsys.fullgraph.keyed_dropout import KeyedRows, working_on
-from gnnsys.fullgraph.modules import ByNodeType, EdgeArguments, JoinKept, Keep
+from gnnsys.fullgraph.modules import ByNodeType, EdgeArguments, JoinKept, Keep, called_modules
 from gnnsys.fullgraph.plan.graph_types import GraphTypes
 from gnnsys.fullgraph.plan.module_layout import StackDropout, flat
 from gnnsys.fullgraph.run.call_layer import arguments, call
 from gnnsys.fullgraph.run.typed_layer import TypedConv, TypedRowLayer
-from gnnsys.nn import is_batch_norm, runs_as, why_whole
+from gnnsys.graph import NodeType
+from gnnsys.nn import is_batch_norm, module_key, runs_as, why_whole
 from gnnsys.ops import CSC, stream_key
 from gnnsys.store import DistEmbedding
 
@@ -89,7 +90,7 @@ def make_stages(layers: nn.Module, edges: Collection[str] = (), types: GraphType
     stages, at = [ModelStage()], ModelStage()
     kept: set[str] = set()
     for module in flat(layers, types):
-        _check(module)
+        _check(module, types)
         if types is not None:
             module = _for_types(module, types, edges)
         if isinstance(module, Keep):
@@ -177,16 +178,15 @@ def taken(conv: nn.Module, edges: Collection[str]) -> list[str]:
     return [name for name in edges if name in found]
 
 
-def _check(module: nn.Module) -> None:
+def _check(module: nn.Module, types: GraphTypes | None) -> None:
     """What inside a module would make other numbers than one process does."""
     module = module.module if isinstance(module, TypedRowLayer) else module
-    for inner in module.by_type.modules() if isinstance(module, ByNodeType) else [module]:
-        if type(inner).forward in (nn.Embedding.forward, DistEmbedding.forward):
-            ids = "model.nodes" if isinstance(inner, nn.Embedding) else "model.share.global_ids()"
-            raise ValueError(
-                f"{type(inner).__name__} looks rows up by id, and layers are given rows, not ids: look them up in "
-                f"front, x = embedding({ids}), and give the model x"
-            )
+    if isinstance(module, ByNodeType):
+        for node_type in module.node_types:
+            for inner in called_modules(module.by_type[module_key(node_type)]):
+                _check_takes_rows(inner, node_type)
+    else:
+        _check_takes_rows(module, None if types is None else types.node_types[0])
     if isinstance(module, Keep) and not runs_as(module, Keep):
         raise ValueError(f"{type(module).__name__} {why_whole(module)}, and a Keep is never called: put that behind it")
     if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training and not is_batch_norm(module):
@@ -208,3 +208,15 @@ def _check(module: nn.Module) -> None:
                 f"{type(module).__name__}.{name} draws other masks on other numbers of ranks: use "
                 "gnnsys.fullgraph.Dropout in its place"
             )
+
+
+def _check_takes_rows(module: nn.Module, node_type: NodeType | None) -> None:
+    """That a module is no embedding, which takes ids. One that a user's own module calls is given what that says."""
+    if type(module).forward not in (nn.Embedding.forward, DistEmbedding.forward):
+        return
+    at, of = ("", "") if node_type is None else (f"[{node_type!r}]", repr(node_type))
+    ids = f"model.nodes{at}" if isinstance(module, nn.Embedding) else f"model.share.global_ids({of})"
+    raise ValueError(
+        f"{type(module).__name__} looks rows up by id, and layers are given rows, not ids: look them up in front, "
+        f"x{at} = embedding({ids}), and give the model x"
+    )

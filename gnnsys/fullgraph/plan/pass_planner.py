@@ -154,10 +154,11 @@ class PassPlanner:
         self._look()
         key = self._key(x)
         if key not in self.plans:
-            self.plans[key] = self._plan(x, device=key[4])
+            plan = self._plan(x, device=key[4])
             if not self._is_checked:  # lazy parameters are there only now
                 check_parameters(self.reader.layers.named_parameters(prefix="layers"), self._peers)
                 self._is_checked = True
+            self.plans[key] = plan  # not before: what was refused is checked again in the next pass
         return self.plans[key]
 
     def _look(self) -> tuple[bool, ...]:
