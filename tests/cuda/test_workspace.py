@@ -21,6 +21,12 @@ def on_device(value: object) -> object:
     return value.cuda() if isinstance(value, Tensor) else value
 
 
+def tensors_of(result: object) -> list[Tensor]:
+    if isinstance(result, list | tuple):
+        return [t for each in result for t in tensors_of(each)]
+    return [result] if isinstance(result, Tensor) else []
+
+
 def transposed(case: str, call: MeasuredCall) -> MeasuredCall:
     """The gradient of an extreme gathers over the transposed structure on a GPU."""
     if not case.startswith("spmm_extreme_grad_x"):
@@ -53,6 +59,5 @@ def measure(op: str, call: MeasuredCall) -> tuple[int, int]:
     before = torch.cuda.memory_stats()["requested_bytes.all.current"]
     result = run(*arguments)
     most = torch.cuda.memory_stats()["requested_bytes.all.peak"] - before
-    found = result if isinstance(result, list | tuple) else (result,)
-    kept = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in found if isinstance(t, Tensor)}
+    kept = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors_of(result)}
     return most - sum(kept.values()), stated
