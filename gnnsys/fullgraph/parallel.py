@@ -27,6 +27,7 @@ from gnnsys.fullgraph.typed_rows import join_rows, split_rows
 from gnnsys.graph import check_ours
 from gnnsys.observe import PassTrace
 from gnnsys.ops import stream_key
+from gnnsys.sampling import check_device
 
 if TYPE_CHECKING:
     from gnnsys.fullgraph.run.approximate import Policy
@@ -61,11 +62,13 @@ class HybridParallel(nn.Module):
     the way back. `memory_budget` is how many bytes a bin may take on the device it is computed on, by measurement, or
     two of them where x is on the host and bins move there; besides the rows of layers, which live where x does. Unless
     all fit into it at once, bins are as large as it lets them be, and computed again on the way back. Where they move
-    and there is none, it is half of what the device has free. `wire_dtype` is what rows and gradients
-    travel as (their own type, or torch.bfloat16). `seed` decides dropout, together with the number of the step, which
-    is part of the model's state. Features that need no gradient travel once, when a tensor is first seen; all ranks
-    must give a new one at the same time. `approximate` trades exactness of training passes for less or later
-    communication: see `BoundarySampling` and `Staleness`. `trace` is of how many passes `trace()` keeps records.
+    and there is none, it is half of what the device has free. `wire_dtype` is what rows and gradients travel as (their
+    own type, or torch.bfloat16). Results are where x is, or on the `output_device`: where rows live on the host and
+    labels on a GPU, their gradients come back several times as fast as through `.to`. `seed` decides dropout, together
+    with the number of the step, which is part of the model's state. Features that need no gradient travel once, when a
+    tensor is first seen; all ranks must give a new one at the same time. `approximate` trades exactness of training
+    passes for less or later communication: see `BoundarySampling` and `Staleness`. `trace` is of how many passes
+    `trace()` keeps records.
     """
 
     step: Tensor
@@ -81,6 +84,7 @@ class HybridParallel(nn.Module):
         recompute: bool = False,
         memory_budget: int | None = None,
         wire_dtype: torch.dtype | None = None,
+        output_device: torch.device | str | None = None,
         seed: int = 0,
         approximate: Policy | None = None,
         group: Any = None,
@@ -102,6 +106,7 @@ class HybridParallel(nn.Module):
             raise ValueError("memory_budget sizes the bins: leave the schedule's packing away")
         if approximate is not None and not hasattr(approximate, "begin"):
             raise ValueError(f"approximate must be a policy, such as BoundarySampling(0.1), got {approximate!r}")
+        output_device = check_device(output_device)
         self.layers = _as_module(layers)
         types = (graph.typed.types if graph.typed else None) if isinstance(graph, RankShare) else GraphTypes.of(graph)
         reader = LayerReader(self.layers, tuple(edge_data or ()) if types is None else (EDGE_TYPE,), types)
@@ -122,7 +127,9 @@ class HybridParallel(nn.Module):
         self._passes: deque[PassTrace] = deque(maxlen=trace)
         self.register_buffer("step", torch.zeros((), dtype=torch.int64, device="cpu"))
         with on_host():
-            self._runner = PassRunner(self.plan, Exchange if approximate is None else approximate.begin(self))
+            self._runner = PassRunner(
+                self.plan, Exchange if approximate is None else approximate.begin(self), output_device
+            )
 
     @property
     def times(self) -> Times:

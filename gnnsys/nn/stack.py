@@ -17,6 +17,7 @@ from gnnsys.nn.gcn import GCNConv
 from gnnsys.nn.layer import traced_by_pyg
 from gnnsys.nn.layer_inputs import Edges, Rows, as_csc, from_edge_index
 from gnnsys.nn.plain import note_written
+from gnnsys.nn.sage import SAGEConv
 from gnnsys.ops import CSC
 
 NORMS: dict[str, Callable[[int], nn.Module]] = {"layer": nn.LayerNorm, "batch": nn.BatchNorm1d}
@@ -69,13 +70,16 @@ class Stack(nn.Module):
         self._refuse_pyg((x, edges), {})
         if num_sampled_nodes is not None:
             x, edges = self._trim(x, edges, num_sampled_nodes, edge_rows)
-        per_layer = list(edges) if isinstance(edges, Sequence) else [edges] * len(self.convs)
-        if len(per_layer) != len(self.convs):
-            raise ValueError(f"edges has {len(per_layer)} blocks for {len(self.convs)} layers")
-        for index, (conv, structure) in enumerate(zip(self.convs, per_layer, strict=True)):
+        convs, norms = list(self.convs), list(self.norms)  # attributes of a module are found slowly
+        per_layer = list(edges) if isinstance(edges, Sequence) else [edges] * len(convs)
+        if len(per_layer) != len(convs):
+            raise ValueError(f"edges has {len(per_layer)} blocks for {len(convs)} layers")
+        dropout = self.dropout if self.training else 0.0
+        for index, (conv, structure) in enumerate(zip(convs, per_layer, strict=True)):
             x = conv(x, structure, **edge_rows)
-            if index < len(self.convs) - 1:
-                x = F.dropout(self.norms[index](x).relu(), self.dropout, self.training)
+            if index < len(norms):
+                rows: Tensor = norms[index](x).relu()
+                x = F.dropout(rows, dropout) if dropout else rows
         assert isinstance(x, Tensor)
         return x
 
@@ -84,7 +88,7 @@ class Stack(nn.Module):
     ) -> tuple[Tensor, list[CSC]]:
         if edge_rows or not isinstance(x, Tensor) or isinstance(edges, Sequence):
             raise ValueError("num_sampled_nodes needs one tensor x, one structure and no edge rows")
-        if any(isinstance(module, GCNConv) and module.normalize for module in self.convs.modules()):
+        if any(divides_by_degrees(conv) for conv in self.convs):
             raise ValueError(
                 "num_sampled_nodes gives layers prefixes of the batch, and GCNConv divides by degrees in the whole "
                 f"batch, which those lack: drop num_sampled_nodes, or GCNConv from {type(self).__name__}"
@@ -95,6 +99,13 @@ class Stack(nn.Module):
 
 
 note_written(Stack, "forward", "__call__")
+
+
+def divides_by_degrees(conv: nn.Module) -> bool:
+    """Whether a layer is a normalising GCNConv, or has one inside."""
+    if type(conv) is SAGEConv:  # asked of every batch, and looking through modules takes long
+        return False
+    return any(isinstance(module, GCNConv) and module.normalize for module in conv.modules())
 
 
 def hop_prefixes(csc: CSC, num_sampled_nodes: Sequence[int], num_layers: int) -> list[CSC]:

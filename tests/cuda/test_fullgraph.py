@@ -92,6 +92,24 @@ def test_a_device_gives_what_the_cpu_gives(number, rows_on, world_size, tmp_path
             close(got, grad, at_least=1e-3 * largest)
 
 
+@pytest.mark.parametrize("number", range(len(OPTIONS)), ids=["one bin", "recompute", "four bins", "budget"])
+@pytest.mark.parametrize("rows_on", ["cpu", "cuda"])
+def test_results_may_be_on_another_device_than_rows(number, rows_on):
+    there = "cuda" if rows_on == "cpu" else "cpu"
+    found = []
+    for options in ({}, {"output_device": there}):
+        mine = [layer.double().cuda() for layer in copy.deepcopy(MODEL)]
+        model = HybridParallel(mine, random_graph(N, 1500, 1), seed=3, **options, **OPTIONS[number])
+        x = torch.randn(N, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+        x = x.to(rows_on).requires_grad_()
+        out = model(x)
+        assert out.device.type == (there if options else rows_on)
+        out.to(there).square().sum().backward()
+        found.append([out.detach().cpu(), x.grad, *(p.grad for p in model.parameters())])
+    for first, second in zip(*found, strict=True):
+        assert torch.equal(first, second)
+
+
 CONVS = {"sage": SAGEConv, "gcn": GCNConv, "gat": lambda width, out: GATConv(width, out, heads=1)}
 
 

@@ -148,7 +148,7 @@ def with_host_rows(work: Workload, size: GraphSize) -> HostRows:
         there = x.to(target)
 
         def hybrid(**options: Any) -> HybridParallel:
-            return HybridParallel(_layers(work), graph, **options)
+            return HybridParallel(_layers(work), graph, output_device=target, **options)
 
         on_device = hybrid()
         train = _from_the_start(work, on_device, there, y)
@@ -221,7 +221,7 @@ def peak_of(work: Workload, train: Epoch) -> int:
 def _from_the_start(work: Workload, model: HybridParallel, x: Tensor, y: Tensor) -> Epoch:
     """With the weights that all sides begin with, whatever another case trained it to."""
     model.layers.load_state_dict(nn.ModuleList(_layers(work)).state_dict())
-    return _training(model, lambda: model(x).to(y.device), y)
+    return _training(model, lambda: model(x), y)
 
 
 # -- peers -------------------------------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """An epoch of RGCN on a graph like MAG, one thread, beside DGL's loader and model; loading, training and all.
 
+With a GPU also with everything on it, beside the same batches made before.
+
 Four node types, five relations and their reverses. Papers have wide features, fields narrow ones, authors and
 institutions none: both sides train an embedding of these with torch.optim.SparseAdam. DGL's model is that of its RGCN
 examples: a HeteroGraphConv of GraphConvs, a weight per relation, one for the nodes' own rows, and a bias.
@@ -14,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gnnsys import ops
 from gnnsys.bench import peers
 from gnnsys.bench.case import OURS, Benchmark, Case, Side, Versus, milliseconds, of_peer
 from gnnsys.bench.typed.layers import skewed
@@ -21,6 +24,7 @@ from gnnsys.bench.workload import Workload
 from gnnsys.graph import EdgeType, Graph
 from gnnsys.loader import Batch, NeighborLoader
 from gnnsys.nn import TypedRGCN
+from gnnsys.ops import BY_DESTINATION, STRUCTURES
 
 SHARES = {"paper": 0.45, "author": 0.5, "institution": 0.005, "field": 0.045}  # of all nodes
 RELATIONS: dict[EdgeType, float] = {  # edges per node of the graph
@@ -33,6 +37,7 @@ RELATIONS: dict[EdgeType, float] = {  # edges per node of the graph
 WIDER, NARROW = 6, 64  # papers have 6 times the workload's features, which is 768 at full size
 HIDDEN, NUM_CLASSES, FANOUT = 64, 47, (10, 10)
 LIMIT = "products and copies alone"
+PRE_MADE, WITHIN = "batches pre-made", 1.15  # an epoch on a GPU may take this much longer than compute alone
 
 
 def mag_like(work: Workload) -> Graph:
@@ -51,9 +56,8 @@ def mag_like(work: Workload) -> Graph:
     return Graph.from_edge_indices(edges, num_nodes, data)
 
 
-def seeds_of(work: Workload) -> Tensor:
+def seeds_of(work: Workload, num_batches: int) -> Tensor:
     num_papers = int(SHARES["paper"] * work.sizes.num_nodes)
-    num_batches = max(work.sizes.epoch_batches // 5, 1)
     return work.ids(min(num_batches * work.sizes.num_seeds, num_papers), num_papers)
 
 
@@ -66,8 +70,9 @@ def epoch(work: Workload) -> Iterator[Case]:
     for name, is_projected in (("rgcn", False), ("rgcn, projected", True)):
 
         def sides(is_projected: bool = is_projected) -> dict[str, Side]:
-            graph, seeds = work.once("mag-like graph", lambda: mag_like(work)), seeds_of(work)
-            ours = LoaderTraining(graph, seeds, work.sizes.num_seeds, is_projected)
+            graph = work.once("mag-like graph", lambda: mag_like(work))
+            seeds = seeds_of(work, max(work.sizes.epoch_batches // 5, 1))
+            ours = LoaderTraining(graph, seeds, work.sizes.num_seeds, is_projected, num_threads=0)
             held = list(ours.loader)
             limit = LeastWork(held, is_projected)
             calls: dict[str, Callable[[], Any]] = {
@@ -88,7 +93,42 @@ def epoch(work: Workload) -> Iterator[Case]:
         )  # fmt: skip
 
 
-BENCHMARKS: list[Benchmark] = [epoch]
+def epoch_on_device(work: Workload) -> Iterator[Case]:
+    """The graph, its rows and the model on the GPU, with what a user gets who says no more than that.
+
+    Batches made before are shown to the model as new tensors, so that it builds its structures as for any other.
+    """
+    if not (torch.cuda.is_available() and ops.HAS_CUDA_KERNELS):
+        return
+    for name, is_projected in (("rgcn", False), ("rgcn, projected", True)):
+
+        def sides(is_projected: bool = is_projected) -> dict[str, Side]:
+            graph = work.once("mag-like graph", lambda: mag_like(work)).to("cuda")
+            seeds = seeds_of(work, 5 * work.sizes.epoch_batches)
+            ours = LoaderTraining(graph, seeds, work.sizes.num_seeds, is_projected, across_epochs=False)
+            held = list(ours.loader)
+            calls: dict[str, Callable[[], Any]] = {
+                OURS: lambda: for_each(ours.step, ours.loader),
+                PRE_MADE: lambda: for_each(ours.step, map(seen_anew, held)),
+                "loading alone": lambda: for_each(lambda batch: None, ours.loader),
+            }
+            return {name: Side(call, clock="synced") for name, call in calls.items()}
+
+        versus = (Versus((PRE_MADE,), 1 / WITHIN), Versus(("loading alone",)))
+        yield Case(f"epoch/{name}/cuda", milliseconds(), sides, versus, repeats=5)
+
+
+BENCHMARKS: list[Benchmark] = [epoch, epoch_on_device]
+
+
+def seen_anew(batch: Batch) -> Batch:
+    """The same tensors as other objects: what layers remember of the first is not there, what the loader knows is."""
+    fresh = batch.apply(Tensor.detach)
+    for edge_type, edge_index in batch.edge_index_dict.items():
+        known = STRUCTURES.find(edge_index, key=BY_DESTINATION)
+        if known is not None:
+            STRUCTURES.put(known, fresh.edge_index_dict[edge_type], key=BY_DESTINATION)
+    return fresh
 
 
 def for_each(step: Callable[[Any], None], batches: Iterable[Any]) -> None:
@@ -136,12 +176,14 @@ class MagTraining:
 
 
 class LoaderTraining(MagTraining):
-    def __init__(self, graph: Graph, seeds: Tensor, batch_size: int, is_projected: bool) -> None:
-        inputs = MagInputs(graph, is_projected)
-        options: dict[str, Any] = {"metadata": graph, "targets": ["paper"]}
-        super().__init__(inputs, TypedRGCN(inputs.widths, HIDDEN, len(FANOUT), NUM_CLASSES, **options))
+    def __init__(self, graph: Graph, seeds: Tensor, batch_size: int, is_projected: bool, **options: Any) -> None:
+        inputs = MagInputs(graph, is_projected).to(graph.device)
+        layers = TypedRGCN(inputs.widths, HIDDEN, len(FANOUT), NUM_CLASSES, metadata=graph, targets=["paper"]).to(
+            graph.device
+        )
+        super().__init__(inputs, layers)
         self.loader = NeighborLoader(
-            graph, list(FANOUT), input_nodes=("paper", seeds), batch_size=batch_size, shuffle=True, num_threads=0
+            graph, list(FANOUT), input_nodes=("paper", seeds), batch_size=batch_size, shuffle=True, **options
         )
 
     def step(self, batch: Batch) -> None:

@@ -33,8 +33,10 @@ class KnownFeatures(NamedTuple):
 class PassRunner:
     """Runs the passes of one model, one at a time; `train_exchange` makes the exchange of those that train."""
 
-    def __init__(self, halo: HaloPlan, train_exchange: Callable[[Pass], Exchange]) -> None:
-        self.halo, self.train_exchange = halo, train_exchange
+    def __init__(
+        self, halo: HaloPlan, train_exchange: Callable[[Pass], Exchange], output_device: torch.device | None = None
+    ) -> None:
+        self.halo, self.train_exchange, self.output_device = halo, train_exchange, output_device
         self.times = Times()  # of the last pass
         self.known: KnownFeatures | None = None  # features whose halo is here
         self._failure = ""  # what ended a pass in the middle
@@ -91,6 +93,19 @@ def _version(x: Tensor) -> tuple[int, int, torch.dtype] | None:
     return None if x.requires_grad or x.is_inference() else (x._version, x.data_ptr(), x.dtype)
 
 
+def _result(state: Pass, rows: Tensor, halo: HaloPlan, device: torch.device) -> Tensor:
+    """Rows by place in the order of the nodes, on a device."""
+    if rows.device == device:
+        return _ordered(state, rows, halo.places_on(device))
+    return rows.to(device, non_blocking=True)[halo.places_on(device)]  # in order where that is faster
+
+
+def _by_place(state: Pass, grad: Tensor, halo: HaloPlan, device: torch.device) -> Tensor:
+    """The gradient of a result by place, where rows live."""
+    grad = _ordered(state, grad, halo.order_on(grad.device))
+    return grad if grad.device == device else state.host_rows(tuple(grad.shape), grad.dtype, device).copy_(grad)
+
+
 def _ordered(state: Pass, rows: Tensor, index: Tensor) -> Tensor:
     """Rows at the index, where bins move in memory that copies go from directly."""
     if state.plan.buffers is None or rows.device.type != "cpu":
@@ -112,7 +127,8 @@ class _WholePass(torch.autograd.Function):
         with torch.set_grad_enabled(state.wants_grad), runner.failing():
             out = Forward(state, ctx.exchange).run(rows, is_here)
         runner.times = state.times
-        return _ordered(state, out.detach(), runner.halo.places_on(out.device))
+        ctx.rows_device = out.device
+        return _result(state, out.detach(), runner.halo, runner.output_device or out.device)
 
     @staticmethod
     @once_differentiable
@@ -123,8 +139,7 @@ class _WholePass(torch.autograd.Function):
         state, exchange, halo = ctx.state, ctx.exchange, ctx.runner.halo
         ctx.state = ctx.exchange = None
         with ctx.runner.failing():
-            grad = _ordered(state, grads[0], halo.order_on(grads[0].device))
-            x_grad, found = Backward(state, exchange).run(grad)
+            x_grad, found = Backward(state, exchange).run(_by_place(state, grads[0], halo, ctx.rows_device))
         if x_grad is not None:
             x_grad = x_grad[halo.places_on(x_grad.device)]
         return None, None, None, None, x_grad, *(found.get(id(p)) for p in ctx.parameters)
