@@ -3,7 +3,7 @@
 //
 // In-edges come by (relation, destination): such a group is summed into a row of a tile, a tile's rows of a relation
 // are multiplied by W_r, and the products are added to the rows of their destinations, of which a relation has each but
-// once. So no message is stored, and no relations x nodes x features: beside its outputs the op has tiles.
+// once, in ascending order. So no message is stored, and no relations x nodes x features: beside its outputs the op has tiles.
 //
 // The gradient takes the same edges by (relation, source): with B[r, u] = sum over u -r-> v of weight[e] * grad[v],
 //   grad_x[u] = own part + sum over r of B[r, u] @ W_r^T,    grad W_r = sum over u of x[u]^T B[r, u],
@@ -32,7 +32,7 @@ struct Relation {
 // Edges by group, relation by relation. The members of group g are indices[indptr[g] .. indptr[g + 1]).
 struct RelationGroups {
   const std::vector<int64_t>& ends;  // [relations + 1]: groups of each relation
-  const OptionalTensor& owner;       // [groups], the row that a group adds to; none: group g has row g
+  const OptionalTensor& owner;       // [groups], the row that a group adds to, ascending; none: group g has row g
   const OptionalTensor& indptr;      // [groups + 1]; none: group g has member g
   const OptionalTensor& indices;     // [edges]; none: member e is row e
   const OptionalTensor& scale;       // [groups], in the type of sums; none: ones
@@ -282,6 +282,9 @@ std::vector<Tensor> relation_conv_forward(const Backend& backend, const std::vec
       own_product(backend, rows_of(x[own[d]], 0, num_dst[d]), root[d], out[d], product);
     }
   }
+  if (backend.forward_together(x, weight, relations, groups, sums, product, out)) {
+    return rounded(backend, out, type);
+  }
   for_tiles(
       relations, groups.ends, rows, [](const Relation& r) { return r.x; },
       [&](const Relation& r, int64_t first, int64_t count) { backend.sum(groups, first, count, x[r.x], sums); },
@@ -334,6 +337,12 @@ RelationGradients relation_conv_backward(const Backend& backend, const std::vect
     if (wants_x[s]) {
       own_product(backend, grad[d], transposed(root[d]), found.x[s], product);
     }
+  }
+  if (backend.backward_together(grad, x, weight, relations, wants_x, groups, sums, sources, product, found.x,
+                                found.weight)) {
+    found.x = rounded(backend, found.x, type);
+    found.weight = rounded(backend, found.weight, type);
+    return found;
   }
   const auto tile_slot = [](const Relation& r) { return r.out; };
   for_tiles(

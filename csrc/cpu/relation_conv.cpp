@@ -142,6 +142,16 @@ struct OnHost {
       });
     });
   }
+
+  // Relation by relation, always: a call of BLAS takes no time to speak of.
+  template <typename... Arguments>
+  static bool forward_together(const Arguments&...) {
+    return false;
+  }
+  template <typename... Arguments>
+  static bool backward_together(const Arguments&...) {
+    return false;
+  }
 };
 
 // Every entry of a structure: owners are rows of tensors with `num_owners`, members of those with `num_members`.

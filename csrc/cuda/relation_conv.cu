@@ -1,13 +1,17 @@
 // relation_conv and relation_conv_grad on the device; what they compute is in common/relation_conv.h.
 //
-// Sums of groups are spmm's (spmm_rows.cuh), products cuBLAS's; a relation has each destination once, so products are
-// added without atomics, and every result is the same on every run. Offsets are the host's: nothing is waited for.
+// Sums of groups are spmm's (spmm_rows.cuh), products cuBLAS's, relation by relation, or of all small relations together
+// (grouped_products.cuh); a relation has each destination once, so products are added without atomics, and every result
+// is the same on every run. Offsets are the host's: nothing is waited for.
 #include "common/relation_conv.h"
 
 #include "common/register.h"
+#include "cuda/grouped_products.cuh"
 #include "cuda/spmm_rows.cuh"
 
+#include <set>
 #include <tuple>
+#include <utility>
 
 namespace gnnsys::cuda {
 
@@ -20,6 +24,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int64_t kTileShare = 8;          // of what the op reads and writes
 constexpr int64_t kLeastTile = 32 << 20;  // bytes: fewer tiles, fewer launches
+constexpr int64_t kSmallProduct = 256 << 20;  // multiply-adds of a relation: below, launches take longer
 
 // out[k] = x[ids[k]], a thread per word.
 template <typename word, typename id_t>
@@ -158,7 +163,224 @@ class OnDevice {
     });
   }
 
+  // All relations that have one weight tensor, in a few launches; whether they are so small that it pays. `product` are
+  // rows for products, `sums` for what is multiplied.
+  bool forward_together(const std::vector<Tensor>& x, const std::vector<Tensor>& weight,
+                        const std::vector<Relation>& relations, const RelationGroups& groups, const Tensor& sums,
+                        const Tensor& product, const std::vector<Tensor>& out) const {
+    if (!are_small(weight, relations, groups, sums.size(0)) || (!groups.owner.has_value() && weight.size() > 1)) {
+      return false;
+    }
+    for (size_t slot = 0; slot < weight.size(); ++slot) {
+      const WeightShape shape = WeightShape::of(weight[slot]);
+      const std::vector<size_t> mine = with_weight(relations, groups, slot);
+      const std::vector<int64_t> rows = places(mine, groups);
+      for_same(mine, relations, [](const Relation& r) { return r.x; }, groups, [&](size_t from, int64_t count) {
+        const int64_t at = rows[from];
+        sum(groups, groups.ends[mine[from]], count, x[relations[mine[from]].x],
+            strided(sums, at * shape.in, {count, shape.in}, {shape.in, 1}));
+      });
+      products<false>(segments(mine, rows, relations, groups), sums, shape.in, weight[slot], shape.out, product);
+      if (!groups.owner.has_value()) {
+        add(groups.owner, 0, groups.num_groups(), product, 0, out[0], true);
+      } else {
+        add_in_turn(mine, rows, relations, groups, [](const Relation& r) { return r.out; }, product, out);
+      }
+    }
+    return true;
+  }
+
+  bool backward_together(const std::vector<Tensor>& grad, const std::vector<Tensor>& x,
+                         const std::vector<Tensor>& weight, const std::vector<Relation>& relations,
+                         const std::vector<bool>& wants_x, const RelationGroups& groups, const Tensor& sums,
+                         const Tensor& sources, const Tensor& product, const std::vector<Tensor>& grad_x,
+                         const std::vector<Tensor>& grad_weight) const {
+    if (!are_small(weight, relations, groups, sources.size(0)) || (groups.is_identity() && weight.size() > 1)) {
+      return false;
+    }
+    for (size_t slot = 0; slot < weight.size(); ++slot) {
+      const WeightShape shape = WeightShape::of(weight[slot]);
+      const std::vector<size_t> mine = with_weight(relations, groups, slot);
+      const std::vector<int64_t> rows = places(mine, groups);
+      if (!groups.is_identity()) {
+        for_same(mine, relations, [](const Relation& r) { return r.out; }, groups, [&](size_t from, int64_t count) {
+          sum(groups, groups.ends[mine[from]], count, grad[relations[mine[from]].out],
+              strided(sums, rows[from] * shape.out, {count, shape.out}, {shape.out, 1}));
+        });
+      }
+      for_same(mine, relations, [](const Relation& r) { return r.x; }, groups, [&](size_t from, int64_t count) {
+        gather(*groups.owner, groups.ends[mine[from]], count, x[relations[mine[from]].x],
+               strided(sources, rows[from] * shape.in, {count, shape.in}, {shape.in, 1}));
+      });
+      const std::vector<Segments> all = segments(mine, rows, relations, groups);
+      const Tensor& summed = groups.is_identity() ? grad[0] : sums;
+      weights(all, sources, shape.in, summed, shape.out, grad_weight[slot]);
+      std::vector<size_t> wanted;
+      std::vector<int64_t> wanted_rows;
+      for (size_t i = 0; i < mine.size(); ++i) {
+        if (wants_x[relations[mine[i]].x]) {
+          wanted.push_back(mine[i]);
+          wanted_rows.push_back(rows[i]);
+        }
+      }
+      products<true>(segments(wanted, wanted_rows, relations, groups), summed, shape.out, weight[slot], shape.in,
+                     product);
+      add_in_turn(wanted, wanted_rows, relations, groups, [](const Relation& r) { return r.x; }, product, grad_x);
+    }
+    return true;
+  }
+
  private:
+  // Whether all groups fit into one tile, no two relations share a weight, products are short, and shares in the gradient
+  // of weights few.
+  static bool are_small(const std::vector<Tensor>& weight, const std::vector<Relation>& relations,
+                        const RelationGroups& groups, int64_t rows) {
+    if (relations.size() < 3 || groups.num_groups() > rows || groups.num_groups() == 0) {
+      return false;
+    }
+    int64_t multiply_adds = 0;
+    int64_t largest = 0;
+    std::set<std::pair<int64_t, int64_t>> used;
+    for (size_t r = 0; r < relations.size(); ++r) {
+      const WeightShape shape = WeightShape::of(weight[relations[r].weight]);
+      if (shape.blocks != 0 || !used.insert({relations[r].weight, relations[r].row}).second) {
+        return false;
+      }
+      largest = std::max(largest, shape.in * shape.out);
+      multiply_adds += (groups.ends[r + 1] - groups.ends[r]) * shape.in * shape.out;
+    }
+    const auto num_relations = static_cast<int64_t>(relations.size());
+    const int64_t num_shares = groups.num_groups() / kWeightRows + num_relations;
+    const int64_t value_bytes = weight[0].scalar_type() == ScalarType::Double ? 8 : 4;
+    return multiply_adds / num_relations < kSmallProduct && num_shares * largest * value_bytes <= kLeastTile;
+  }
+
+  // Relations with edges that have a weight of this tensor.
+  static std::vector<size_t> with_weight(const std::vector<Relation>& relations, const RelationGroups& groups,
+                                         size_t slot) {
+    std::vector<size_t> found;
+    for (size_t r = 0; r < relations.size(); ++r) {
+      if (relations[r].weight == static_cast<int64_t>(slot) && groups.ends[r] < groups.ends[r + 1]) {
+        found.push_back(r);
+      }
+    }
+    return found;
+  }
+
+  // Where the rows of each begin in a buffer that has them one behind the other.
+  static std::vector<int64_t> places(const std::vector<size_t>& mine, const RelationGroups& groups) {
+    std::vector<int64_t> found;
+    int64_t at = 0;
+    for (const size_t r : mine) {
+      found.push_back(at);
+      at += groups.ends[r + 1] - groups.ends[r];
+    }
+    return found;
+  }
+
+  // Runs body(from, count) for relations mine[from] and those behind it that follow one another with the same slot.
+  template <typename SlotOf, typename Body>
+  static void for_same(const std::vector<size_t>& mine, const std::vector<Relation>& relations, const SlotOf& slot_of,
+                       const RelationGroups& groups, const Body& body) {
+    size_t from = 0;
+    while (from < mine.size()) {
+      size_t last = from;
+      while (last + 1 < mine.size() && groups.ends[mine[last + 1]] == groups.ends[mine[last] + 1] &&
+             slot_of(relations[mine[last + 1]]) == slot_of(relations[mine[from]])) {
+        ++last;
+      }
+      body(from, groups.ends[mine[last] + 1] - groups.ends[mine[from]]);
+      from = last + 1;
+    }
+  }
+
+  static std::vector<Segments> segments(const std::vector<size_t>& mine, const std::vector<int64_t>& rows,
+                                        const std::vector<Relation>& relations, const RelationGroups& groups) {
+    std::vector<Segments> found;
+    for (size_t i = 0; i < mine.size(); ++i) {
+      if (i % kMostSegments == 0) {
+        found.emplace_back();
+      }
+      const size_t r = mine[i];
+      found.back().add(rows[i], groups.ends[r], groups.ends[r + 1] - groups.ends[r], relations[r].row);
+    }
+    return found;
+  }
+
+  template <bool kTransposed>
+  void products(const std::vector<Segments>& all, const Tensor& a, int64_t depth, const Tensor& w, int64_t width,
+                const Tensor& out) const {
+    if (width == 0) {
+      return;
+    }
+    dispatch_features(w, "weight", [&](auto value) {
+      using T = decltype(value);
+      for (const Segments& some : all) {
+        const dim3 blocks(static_cast<unsigned>(some.tile[some.count]), num_blocks(width, kProductTile));
+        product_kernel<T, kTransposed><<<blocks, kProductThreads, 0, device_.stream()>>>(
+            some, const_data<T>(a), depth, const_data<T>(w), width, mutable_data<T>(out));
+        CUDA_CHECK_LAUNCH();
+      }
+    });
+  }
+
+  void weights(const std::vector<Segments>& all, const Tensor& a, int64_t depth, const Tensor& b, int64_t width,
+               const Tensor& out) const {
+    if (depth == 0 || width == 0) {
+      return;
+    }
+    dispatch_features(a, "x", [&](auto value) {
+      using T = decltype(value);
+      using A = acc_t<T>;
+      for (const Segments& some : all) {
+        const auto num_shares = static_cast<unsigned>(some.share[some.count]);
+        const Tensor shares = device_.empty({int64_t{num_shares}, depth * width}, out.scalar_type());
+        const dim3 blocks(num_shares, num_blocks(depth, kProductTile), num_blocks(width, kProductTile));
+        share_kernel<T><<<blocks, kProductThreads, 0, device_.stream()>>>(some, const_data<T>(a), depth,
+                                                                          const_data<T>(b), width,
+                                                                          mutable_data<A>(shares));
+        CUDA_CHECK_LAUNCH();
+        const dim3 sums(num_blocks(depth * width, kProductThreads), static_cast<unsigned>(some.count));
+        sum_shares_kernel<A><<<sums, kProductThreads, 0, device_.stream()>>>(some, const_data<A>(shares),
+                                                                             depth * width, mutable_data<A>(out));
+        CUDA_CHECK_LAUNCH();
+      }
+    });
+  }
+
+  // Adds products to the rows of each slot, relation by relation.
+  template <typename SlotOf>
+  void add_in_turn(const std::vector<size_t>& mine, const std::vector<int64_t>& rows,
+                   const std::vector<Relation>& relations, const RelationGroups& groups, const SlotOf& slot_of,
+                   const Tensor& made, const std::vector<Tensor>& sums) const {
+    for (size_t slot = 0; slot < sums.size(); ++slot) {
+      std::vector<size_t> some;
+      std::vector<int64_t> at;
+      for (size_t i = 0; i < mine.size(); ++i) {
+        if (slot_of(relations[mine[i]]) == static_cast<int64_t>(slot)) {
+          some.push_back(mine[i]);
+          at.push_back(rows[i]);
+        }
+      }
+      const int64_t width = sums[slot].size(1);
+      if (some.empty() || width == 0) {
+        continue;
+      }
+      dispatch_features(made, "made", [&](auto value) {
+        using T = decltype(value);
+        dispatch_ids(*groups.owner, [&](auto id) {
+          using id_t = decltype(id);
+          for (const Segments& each : segments(some, at, relations, groups)) {
+            add_in_turn_kernel<<<num_blocks(sums[slot].size(0), kAddRows), kProductThreads, 0, device_.stream()>>>(
+                each, const_data<id_t>(*groups.owner), const_data<T>(made), width, mutable_data<acc_t<T>>(sums[slot]),
+                sums[slot].size(0));
+            CUDA_CHECK_LAUNCH();
+          }
+        });
+      });
+    }
+  }
+
   const Device& device_;
 };
 

@@ -14,6 +14,7 @@ from gnnsys.ops._workspace import Expected, tells_workspace
 
 _TILE_BYTES, _LEAST_ROWS = 1 << 19, 64  # csrc/cpu/relation_conv.cpp
 _DEVICE_SHARE, _DEVICE_TILE = 8, 32 << 20  # csrc/cuda/relation_conv.cu
+_WEIGHT_ROWS = 1024  # csrc/cuda/grouped_products.cuh
 
 
 def out_widths(
@@ -109,4 +110,7 @@ def _(
     weights = num_edges * x[0].itemsize if t_weight is not None and x[0].dtype != wide else 0
     tiles = _device_rows(row, t_ends[-1], _num_bytes(x) + _num_bytes(grad)) * row
     long_rows = split_bytes(num_edges, max(t.shape[1] for t in grad), wide.itemsize)
-    return tiles + weights + long_rows + _sums_bytes(wanted, x[0].dtype) + _weight_bytes(weight)
+    largest = max(w.numel() // max(w.shape[0], 1) for w in weight)
+    shares = (t_ends[-1] // _WEIGHT_ROWS + len(relations) // 4) * largest * wide.itemsize  # of small relations
+    shares = shares if shares <= _DEVICE_TILE else 0
+    return tiles + weights + long_rows + shares + _sums_bytes(wanted, x[0].dtype) + _weight_bytes(weight)

@@ -149,6 +149,14 @@ def test_bad_budgets_are_refused():
         HybridParallel([SAGEConv(2, 2)], graph, memory_budget=0)
 
 
+def test_results_go_to_a_device_that_is_there():
+    graph, layers = power_law_graph(), [SAGEConv(WIDTH, 4)]
+    x = torch.rand(graph.num_nodes(), WIDTH)
+    assert torch.equal(HybridParallel(layers, graph, output_device="cpu")(x), HybridParallel(layers, graph)(x))
+    with pytest.raises(ValueError, match="device='cuda:99' is not available here: torch finds"):
+        HybridParallel(layers, graph, output_device="cuda:99")
+
+
 def test_a_node_that_exceeds_the_budget_alone_is_told_where_a_layer_needs_all_its_neighbours():
     star = Graph.from_edge_index(torch.stack([torch.arange(200), torch.zeros(200, dtype=torch.int64)]), 200)
     model = HybridParallel([GATConv(WIDTH, 4)], star, memory_budget=20_000)
