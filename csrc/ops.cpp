@@ -124,6 +124,13 @@ STABLE_TORCH_LIBRARY(gnnsys, m) {
       "int[] wants_x, int[] t_ends, Tensor t_src, Tensor? t_indptr, Tensor? t_indices, Tensor? t_weight) "
       "-> (Tensor[] grad_x, Tensor[] grad_weight, Tensor[] grad_root)");
 
+  // Edges of many relations by (relation, destination) and by (relation, source), on a device: cuda/group_relations.cu. Of
+  // `dst`, `src` and their indptr as much counts as the last of `ends` says.
+  m.def("group_structures(Tensor[] indptr, int[] num_edges) -> (Tensor ends, Tensor dst, Tensor indptr)");
+  m.def(
+      "group_by_source(Tensor indptr, Tensor indices, Tensor dst, int[] ends, int[] num_src) "
+      "-> (Tensor ends, Tensor src, Tensor indptr, Tensor indices, Tensor group)");
+
   // Attention: cpu/edge_softmax.cpp, cpu/attention.cpp
   m.def("edge_softmax(Tensor indptr, Tensor scores) -> Tensor");
   m.def("edge_softmax_grad(Tensor indptr, Tensor alpha, Tensor grad) -> Tensor");

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gnnsys.ops._features import sum_dtype
 from gnnsys.ops._spmm_scratch import split_bytes
-from gnnsys.ops._workspace import Expected, tells_workspace
+from gnnsys.ops._workspace import Expected, sort_bytes, tells_workspace
 
 _TILE_BYTES, _LEAST_ROWS = 1 << 19, 64  # csrc/cpu/relation_conv.cpp
 _DEVICE_SHARE, _DEVICE_TILE = 8, 32 << 20  # csrc/cuda/relation_conv.cu
@@ -114,3 +114,21 @@ def _(
     shares = (t_ends[-1] // _WEIGHT_ROWS + len(relations) // 4) * largest * wide.itemsize  # of small relations
     shares = shares if shares <= _DEVICE_TILE else 0
     return tiles + weights + long_rows + shares + _sums_bytes(wanted, x[0].dtype) + _weight_bytes(weight)
+
+
+_SCAN_TILE, _INT32_MOST = 2048, torch.iinfo(torch.int32).max  # csrc/cuda/scan.cuh
+
+
+def _scan_bytes(size: int) -> int:
+    return 8 * (size + 1) + 8 * (size // _SCAN_TILE + 2)
+
+
+@tells_workspace("group_structures", "cuda")
+def _(expected: Expected, indptr: list[Tensor], num_edges: list[int]) -> int:
+    return 8 * (3 * len(indptr) + 2) + _scan_bytes(sum(t.numel() - 1 for t in indptr))
+
+
+@tells_workspace("group_by_source", "cuda")
+def _(expected: Expected, indptr: Tensor, indices: Tensor, dst: Tensor, ends: list[int], num_src: list[int]) -> int:
+    key = 4 if max(sum(num_src), indices.numel(), ends[-1]) <= _INT32_MOST else 8
+    return 16 * len(ends) + 4 * key * indices.numel() + sort_bytes(indices.numel(), key) + _scan_bytes(indices.numel())

@@ -62,6 +62,14 @@ class RelationGroups:
         if self._by_source is None:
             refuse_to_capture("edges by relation and source", self.indices)
             assert self.indptr is not None and self.dst is not None
+            if _by_kernels(self.indices):
+                ends, src, indptr, indices, group = native.group_by_source.default(
+                    self.indptr, self.indices, self.dst, self.ends, self.num_src
+                )
+                told = ends.tolist()
+                num_groups = told[-1]
+                self._by_source = SourceGroups(told, src[:num_groups], indptr[: num_groups + 1], indices, group)
+                return self._by_source
             group = torch.empty(self.indices.numel(), dtype=torch.int64, device=self.indices.device)
             native.expand_indptr(self.indptr, 0, group)
             first = list(accumulate(self.num_src, initial=0))
@@ -106,6 +114,11 @@ class RelationGroups:
         return scale, weight
 
 
+def _by_kernels(tensor: Tensor) -> bool:
+    """Whether kernels make groups, in one call: on a device every op of torch's costs the host more than the device."""
+    return tensor.is_cuda and not torch.compiler.is_compiling()
+
+
 def _by_segment(ends: Tensor, values: Sequence[int], size: int) -> Tensor:
     """values[r] at the places [ends[r], ends[r + 1])."""
     out = torch.empty(size, dtype=torch.int64, device=ends.device)
@@ -147,14 +160,20 @@ def group_by_type(csc: CSC, edge_type: Tensor, num_relations: int, reduce: str) 
 
 
 def group_structures(cscs: Sequence[CSC], reduce: str) -> RelationGroups:
-    """Of a structure per relation. On a device one wait."""
+    """Of a structure per relation. On a device one wait, and another for the edges by source."""
     narrow = all(csc.indices.dtype == torch.int32 for csc in cscs)
     indices = [csc.indices if narrow else csc.indices.long() for csc in cscs]
+    num_src = [csc.num_src for csc in cscs]
+    if _by_kernels(indices[0]):
+        made = native.group_structures.default([csc.indptr for csc in cscs], [t.numel() for t in indices])
+        told = made[0].tolist()
+        dst, indptr = made[1][: told[-1]], made[2][: told[-1] + 1]
+        return RelationGroups(told, dst, indptr, torch.cat(indices), num_src, reduce == "mean")
     degrees = torch.cat([csc.in_degrees() for csc in cscs])
     ids = degrees.nonzero().view(-1)
     indptr = torch.cat([degrees.new_zeros(1), degrees.index_select(0, ids).cumsum(0)])
     ends, dst = _split(ids, list(accumulate([csc.num_dst for csc in cscs], initial=0)))
-    return RelationGroups(ends, dst, indptr, torch.cat(indices), [csc.num_src for csc in cscs], reduce == "mean")
+    return RelationGroups(ends, dst, indptr, torch.cat(indices), num_src, reduce == "mean")
 
 
 def pairs_of(groups: RelationGroups) -> RelationGroups:

@@ -8,7 +8,7 @@ import torch
 import gnnsys
 from gnnsys.graph import typed_graph
 from gnnsys.nn import HGT, RGAT, RGCN, HeteroSAGE, RGCNConv
-from gnnsys.ops import CSC, group_structures, relation_conv
+from gnnsys.ops import CSC, Relation, group_structures, relation_conv
 from tests.ops.test_relations import RELATIONS, structures, tensors
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -32,6 +32,57 @@ def test_results_and_gradients_are_those_of_the_host(dtype: torch.dtype, blocks:
         assert torch.equal(first, second)
         scale = float(host.abs().max())
         torch.testing.assert_close(first.double().cpu(), host, rtol=0, atol=scale * TOLERANCE[dtype])
+
+
+def random_structures(num_relations: int, num_edges: int, seed: int, dtype: torch.dtype) -> list[CSC]:
+    """Of several sizes, some without edges, destinations or sources."""
+    g, found = torch.Generator().manual_seed(seed), []
+    for r in range(num_relations):
+        num_src, num_dst, edges = 1 + 37 * (r % 5), (r % 4) * 23, num_edges if r % 3 else 0
+        edges = edges if num_dst else 0
+        ends = torch.stack([torch.randint(n or 1, (edges,), generator=g) for n in (num_src, num_dst)])
+        found.append(CSC.from_edge_index(ends.to(dtype), num_src, num_dst))
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("num_relations, num_edges", [(1, 0), (2, 50), (9, 300), (150, 40), (7, 20_000)])
+def test_groups_on_the_device_are_those_of_the_host(num_relations: int, num_edges: int, dtype: torch.dtype):
+    host = random_structures(num_relations, num_edges, num_relations, dtype)
+    device = [CSC(c.indptr.cuda(), c.indices.cuda(), c.num_src) for c in host]
+    ours, theirs = (group_structures(cscs, "mean") for cscs in (device, host))
+    assert ours.ends == theirs.ends
+    turned, expected = ours.by_source(), theirs.by_source()
+    assert turned.ends == expected.ends
+    for a, b in (
+        (ours.dst, theirs.dst), (ours.indptr, theirs.indptr), (ours.indices, theirs.indices),
+        (turned.src, expected.src), (turned.indptr, expected.indptr), (turned.indices, expected.indices),
+        (turned.group, expected.group),
+    ):  # fmt: skip
+        assert a.dtype == b.dtype and torch.equal(a.cpu(), b)
+
+
+@pytest.mark.parametrize("num_relations", [3, 45, 130])  # one launch takes 64
+@pytest.mark.parametrize("width, out", [(8, 8), (67, 129), (130, 3)])  # tiles of 64 x 64, 16 deep
+@pytest.mark.parametrize("num_edges", [60, 9000])  # shares of weights' gradients have 1024 rows
+def test_products_of_small_relations_are_those_of_the_host(num_relations: int, width: int, out: int, num_edges: int):
+    g = torch.Generator().manual_seed(1)
+    edges = num_edges if num_relations < 100 else num_edges // 10
+    sizes = [edges * (r % 3) // 2 for r in range(num_relations)]
+    made = [torch.stack([torch.randint(n, (size,), generator=g) for n in (1700, 1500)]) for size in sizes]
+    cscs = [CSC.from_edge_index(each.int(), 1700, 1500) for each in made]
+    relations = [Relation(0, 0, 0, r) for r in range(num_relations)]
+    lists = [torch.randn(1700, width, generator=g), torch.randn(num_relations, width, out, generator=g)]
+    root, found = torch.randn(width, out, generator=g), []
+    for device, dtype in (("cpu", torch.float64), ("cuda", torch.float32), ("cuda", torch.float32)):
+        there = [CSC(c.indptr.to(device), c.indices.to(device), c.num_src) for c in cscs]
+        x, weight, own = (t.to(device, dtype).requires_grad_() for t in (*lists, root))
+        groups = group_structures(there, "mean")
+        (result,) = relation_conv(groups, [x], [weight], relations, [1500], [own], [0])
+        found.append([result, *torch.autograd.grad(result.square().sum(), [x, weight, own])])
+    for host, first, second in zip(*found, strict=True):
+        assert torch.equal(first, second)
+        torch.testing.assert_close(first.double().cpu(), host, rtol=0, atol=1e-5 * float(host.abs().max()))
 
 
 def test_models_on_the_device_are_those_of_the_host():
