@@ -27,12 +27,42 @@ GNNSYS_HD double first_scale(int64_t degree, int64_t fanout) {
   return static_cast<double>(degree) / labor_target(degree, fanout);
 }
 
-// 1 / pi of a source after a round, from 1 / pi before it and the largest c of its columns. Division is monotone, so this
-// is the largest c * pi of its edges; 1 where a column takes all edges and none is larger.
-GNNSYS_HD double next_inverse(double inverse, double most_scale, bool is_always_taken) {
-  const double product = most_scale / inverse;
-  return 1.0 / (is_always_taken && product < 1.0 ? 1.0 : product);
+// One look at all 1 / pi of a column: an edge is certain where its own is below c.
+struct ColumnTally {
+  double sum = 0.0;       // over the edges that are not certain
+  double smallest = 0.0;  // among them
+  int64_t certain = 0;
+};
+
+// c of a column of more than `fanout` edges; look(c) gives its ColumnTally. A look that would find no more edges certain
+// than the one before it (fewer by rounding alone) is not taken.
+#ifdef __CUDACC__
+#pragma nv_exec_check_disable
+#endif
+template <typename Look>
+GNNSYS_HD double solve_column(int64_t degree, int64_t fanout, const Look& look) {
+  const double target = labor_target(degree, fanout);
+  double c = 0.0;
+  int64_t num_certain = -1;
+  while (true) {
+    const ColumnTally tally = look(c);
+    if (tally.certain <= num_certain || tally.certain == degree) {
+      return c;
+    }
+    num_certain = tally.certain;
+    c = tally.sum / add_rn(target, -static_cast<double>(tally.certain));
+    if (tally.smallest >= c) {
+      return c;
+    }
+  }
 }
+
+// What a column with scale c (0: all edges are taken, each with c * pi = 1) offers to a source in a round.
+GNNSYS_HD double offered_scale(double scale, double inverse) { return scale == 0.0 ? inverse : scale; }
+
+// 1 / pi of a source after a round, from 1 / pi before it and the largest scale that it was offered. Division is monotone,
+// so this is 1 / the largest c * pi of its edges.
+GNNSYS_HD double next_inverse(double inverse, double most_scale) { return 1.0 / (most_scale / inverse); }
 
 // r_u / pi_u: the edge is taken where this is below c. r_u is the 53 high bits of the source's word, below 1, so edges
 // with c * pi >= 1 always are.

@@ -99,15 +99,19 @@ Edges gather_edges(const int64_t* indptr, const id_t* indices, const id_t* seeds
   return edges;
 }
 
-// The sum of 1 / pi over the edges of a block that are not certain at c; adds to *certain how many are.
-double sum_block(const double* inverse, int64_t size, double c, int64_t* certain) {
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// Adds a block of edges, whose 1 / pi are given, to the tally of their column.
+void tally_block(const double* inverse, int64_t size, double c, ColumnTally* tally) {
   double sum[kPartials] = {};
-  int64_t count[kPartials] = {};
+  double smallest[kPartials] = {kInfinity, kInfinity, kInfinity, kInfinity};
+  int64_t certain[kPartials] = {};
   const auto add = [&](int64_t e, int64_t to) {
     const double value = inverse[e];
     const bool is_certain = value < c;
-    count[to] += is_certain;
+    certain[to] += is_certain;
     sum[to] += is_certain ? 0.0 : value;
+    smallest[to] = std::min(smallest[to], is_certain ? kInfinity : value);
   };
   const int64_t whole = size - size % kPartials;
   for (int64_t e = 0; e < whole; e += kPartials) {
@@ -118,30 +122,9 @@ double sum_block(const double* inverse, int64_t size, double c, int64_t* certain
   for (int64_t e = whole; e < size; ++e) {
     add(e, 0);
   }
-  *certain += (count[0] + count[1]) + (count[2] + count[3]);
-  return (sum[0] + sum[1]) + (sum[2] + sum[3]);
-}
-
-// c of a column of more than k edges, from 1 / pi of its edges and the smallest of those.
-double solve(const double* inverse, int64_t degree, int64_t fanout, double smallest) {
-  const double target = labor_target(degree, fanout);
-  double c = 0.0;
-  int64_t num_certain = -1;
-  while (true) {
-    double sum = 0.0;
-    int64_t certain = 0;
-    for (int64_t begin = 0; begin < degree; begin += kSumBlock) {
-      sum += sum_block(inverse + begin, std::min(kSumBlock, degree - begin), c, &certain);
-    }
-    if (certain <= num_certain || certain == degree) {  // fewer than before by rounding alone
-      return c;
-    }
-    num_certain = certain;
-    c = sum / (target - static_cast<double>(certain));
-    if (certain == 0 && smallest >= c) {
-      return c;  // nor is any certain now
-    }
-  }
+  tally->sum += (sum[0] + sum[1]) + (sum[2] + sum[3]);
+  tally->smallest = std::min({tally->smallest, smallest[0], smallest[1], smallest[2], smallest[3]});
+  tally->certain += (certain[0] + certain[1]) + (certain[2] + certain[3]);
 }
 
 // scale[i] = c of column i; 0 where all edges are taken. `inverse_pi` is null where all pi are 1.
@@ -164,12 +147,16 @@ void solve_all(const Edges& edges, const double* inverse_pi, int64_t fanout, std
         inverse.resize(static_cast<size_t>(degree));
       }
       const uint32_t* const source = edges.source.data() + edges.ends[column];
-      double smallest = std::numeric_limits<double>::infinity();
       for (int64_t e = 0; e < degree; ++e) {
         inverse[static_cast<size_t>(e)] = inverse_pi[source[e]];
-        smallest = std::min(smallest, inverse_pi[source[e]]);
       }
-      (*scale)[column] = solve(inverse.data(), degree, fanout, smallest);
+      (*scale)[column] = solve_column(degree, fanout, [&](double c) {
+        ColumnTally tally{0.0, kInfinity, 0};
+        for (int64_t e = 0; e < degree; e += kSumBlock) {
+          tally_block(inverse.data() + e, std::min(kSumBlock, degree - e), c, &tally);
+        }
+        return tally;
+      });
     }
   });
 }
@@ -203,23 +190,17 @@ Importance importance(const Edges& edges, int64_t fanout, int64_t rounds, uint64
   Importance found{std::vector<double>(num_sources, 1.0), std::vector<double>(num_sources),
                    std::vector<double>(edges.first.size())};
   std::vector<double>& most_scale = found.threshold;  // until the rounds are done
-  std::vector<uint8_t> always_taken(num_sources, 0);
   solve_all(edges, nullptr, fanout, &found.scale);
   for (int64_t round = 0; round < rounds; ++round) {
     std::fill(most_scale.begin(), most_scale.end(), 0.0);
     for (size_t i = 0; i < found.scale.size(); ++i) {
-      const double scale = found.scale[i];
-      const uint32_t* const end = edges.source.data() + edges.ends[i + 1];
-      for (const uint32_t* u = edges.source.data() + edges.ends[i]; u != end; ++u) {
-        if (scale == 0.0) {
-          always_taken[*u] = 1;
-        } else if (most_scale[*u] < scale) {
-          most_scale[*u] = scale;
-        }
+      for (int64_t e = edges.ends[i]; e < edges.ends[i + 1]; ++e) {
+        const uint32_t u = edges.source[static_cast<size_t>(e)];
+        most_scale[u] = std::max(most_scale[u], offered_scale(found.scale[i], found.inverse_pi[u]));
       }
     }
     for (size_t u = 0; u < num_sources; ++u) {
-      found.inverse_pi[u] = next_inverse(found.inverse_pi[u], most_scale[u], always_taken[u] != 0);
+      found.inverse_pi[u] = next_inverse(found.inverse_pi[u], most_scale[u]);
     }
     solve_all(edges, found.inverse_pi.data(), fanout, &found.scale);
   }
@@ -240,7 +221,7 @@ LaborResult draw(const Edges& edges, ScalarType dtype, int64_t fanout, int64_t r
   int64_t total = 0;
   offset[0] = 0;
   for (size_t i = 0; i < found.scale.size(); ++i) {
-    const double scale = found.scale[i] == 0.0 ? std::numeric_limits<double>::infinity() : found.scale[i];
+    const double scale = found.scale[i] == 0.0 ? kInfinity : found.scale[i];
     for (int64_t e = edges.ends[i]; e < edges.ends[i + 1]; ++e) {  // nothing branches on a number
       taken[total] = static_cast<uint32_t>(e);
       total += found.threshold[edges.source[static_cast<size_t>(e)]] < scale;
