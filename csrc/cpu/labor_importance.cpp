@@ -8,6 +8,7 @@
 #include "common/labor_importance.h"
 #include "common/id_range.h"
 #include "common/parallel.h"
+#include "common/prefetch.h"
 #include "common/register.h"
 #include "common/tensors.h"
 #include "cpu/arguments.h"
@@ -24,6 +25,7 @@ namespace gnnsys {
 namespace {
 
 constexpr int64_t kColumnsPerShare = 64;
+constexpr int64_t kEdgesAhead = 64;  // of a column that comes, at most
 constexpr int64_t kDenseIdsPerEdge = 4;  // sources are numbered by a table of all ids where it has at most so many per edge
 
 // In-edges of the seeds: of column i the edges ends[i] to ends[i + 1], each with the number of its source.
@@ -65,13 +67,23 @@ Edges gather_edges(const int64_t* indptr, const id_t* indices, const id_t* seeds
   }
   const int64_t num_edges = edges.ends.back();
   CHECK_ARG(num_edges <= kMostLaborEdges, "seeds have 2^32 - 1 in-edges or more: take smaller batches");
+  if (num_edges == 0) {
+    return edges;
+  }
   edges.source.resize(static_cast<size_t>(num_edges));
   const auto number_all = [&](auto&& number) {
-    for (size_t i = 0; i < static_cast<size_t>(num_seeds); ++i) {
-      for (int64_t e = edges.ends[i]; e < edges.ends[i + 1]; ++e) {
-        const auto id = static_cast<int64_t>(indices[edges.position(i, e)]);
-        CHECK_ARG(id >= 0 && id < num_src, "sources must be in [0, ", num_src, "), got ", id);
-        edges.source[static_cast<size_t>(e)] = number(id);
+    const auto last = static_cast<size_t>(num_seeds) - 1;
+    for (size_t i = 0; i <= last; ++i) {
+      const size_t ahead = std::min(i + kColumnsAhead, last);
+      prefetch_read(indices + edges.first[ahead], std::min(edges.degree(ahead), kEdgesAhead) * sizeof(id_t));
+      uint32_t* const source = edges.source.data() + edges.ends[i];
+      const int64_t* const listed = edges.positions.empty() ? nullptr : edges.positions.data() + edges.ends[i];
+      const id_t* const in_a_row = indices + edges.first[i];
+      for (int64_t e = 0; e < edges.degree(i); ++e) {
+        const auto id = static_cast<int64_t>(listed ? indices[listed[e]] : in_a_row[e]);
+        CHECK_ARG(static_cast<uint64_t>(id) < static_cast<uint64_t>(num_src), "sources must be in [0, ", num_src, "), got ",
+                  id);
+        source[e] = number(id);
       }
     }
   };
