@@ -15,6 +15,7 @@
 namespace gnnsys::cuda {
 
 constexpr uint32_t kBitEdges = 4 * kWarp;
+constexpr int kLaborBlocks = 6;  // at once on a multiprocessor, by 40 registers per thread: what they wait for is memory
 
 // A seed's in-edges, and which of them are taken.
 struct alignas(16) LaborRow {
@@ -115,7 +116,7 @@ __device__ int64_t count_by_warp(const Labor<id_t>& labor, const LaborRow& row, 
 }
 
 template <typename id_t>
-__global__ void __launch_bounds__(kFilterThreads) count_labor(Labor<id_t> labor, int64_t* counts) {
+__global__ void __launch_bounds__(kFilterThreads, kLaborBlocks) count_labor(Labor<id_t> labor, int64_t* counts) {
   __shared__ LaborRow rows[kFilterWarps];
   __shared__ int64_t block_counts[kFilterWarps];
   const int lane = threadIdx.x % kWarp;
@@ -183,7 +184,7 @@ struct LaborRows {
 
 // `weights` may be null.
 template <typename id_t>
-__global__ void __launch_bounds__(kFilterThreads)
+__global__ void __launch_bounds__(kFilterThreads, kLaborBlocks)
     take_labor(Labor<id_t> labor, const int64_t* offsets, id_t* neighbors, int64_t* positions, float* weights) {
   const int lane = threadIdx.x % kWarp;
   const unsigned below = (1u << lane) - 1;
