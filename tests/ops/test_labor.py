@@ -311,6 +311,12 @@ def test_bad_arguments_of_importance_are_refused(options, message: str) -> None:
         )
 
 
+def test_importance_is_traceable() -> None:
+    csc = random_csc(50, 400)
+    arguments = (csc.indptr, csc.indices, torch.arange(10), 50, 3, 2, 5, None)
+    torch.library.opcheck(torch.ops.gnnsys.sample_labor_importance.default, arguments)
+
+
 def test_sources_cannot_be_fewer_than_none() -> None:
     empty = torch.empty(0, dtype=torch.int64)
     with pytest.raises(ValueError, match="num_src must not be negative"):
