@@ -46,7 +46,7 @@ STABLE_TORCH_LIBRARY(gnnsys, m) {
       "Tensor? source_ids, Tensor? exclude, Tensor? tree) -> (Tensor indptr, Tensor neighbors, Tensor positions, Tensor weight)");
   m.def("source_words(Tensor ids, int key) -> Tensor");
   m.def("normalize_rows(Tensor indptr, Tensor weight) -> Tensor");
-  // LABOR-i: cpu/labor_importance.cpp
+  // LABOR-i: cpu/labor_importance.cpp, cuda/labor_importance.cu
   m.def(
       "sample_labor_importance(Tensor indptr, Tensor indices, Tensor seeds, int num_src, int fanout, int rounds, int key, "
       "Tensor? exclude) -> (Tensor indptr, Tensor neighbors, Tensor positions, Tensor weight)");

@@ -2,11 +2,13 @@
 //
 // Edge u -> v is taken where r_u < p, p = min(1, c_v * pi_u). c_v solves sum over u of 1 / min(1, c_v * pi_u) =
 // degree(v)^2 / k. A round sets pi_u to the largest c_v * pi_u of its edges, from pi = 1 on. c_v is found without a sort:
-// the edges that are certain at c leave the sum, which makes c larger, until no more become so. Sums are in the order of
-// the edges, so results do not depend on threads. Work: a few passes over the edges per round, 12 bytes for each.
-#include "common/draw.h"
+// the edges that are certain at c leave the sum, which makes c larger, until no more become so. The order of every
+// addition is in common/labor_importance.h, so results depend neither on threads nor on the device. Work: two to four
+// passes over the edges per round, 12 bytes for each; none to find c in the first round.
+#include "common/labor_importance.h"
 #include "common/id_range.h"
 #include "common/parallel.h"
+#include "common/prefetch.h"
 #include "common/register.h"
 #include "common/tensors.h"
 #include "cpu/arguments.h"
@@ -23,6 +25,7 @@ namespace gnnsys {
 namespace {
 
 constexpr int64_t kColumnsPerShare = 64;
+constexpr int64_t kEdgesAhead = 64;  // of a column that comes, at most
 constexpr int64_t kDenseIdsPerEdge = 4;  // sources are numbered by a table of all ids where it has at most so many per edge
 
 // In-edges of the seeds: of column i the edges ends[i] to ends[i + 1], each with the number of its source.
@@ -63,23 +66,32 @@ Edges gather_edges(const int64_t* indptr, const id_t* indices, const id_t* seeds
     edges.ends.push_back(num_exclude ? static_cast<int64_t>(edges.positions.size()) : total);
   }
   const int64_t num_edges = edges.ends.back();
-  CHECK_ARG(num_edges < std::numeric_limits<uint32_t>::max(), "seeds have 2^32 - 1 in-edges or more: take smaller batches");
+  CHECK_ARG(num_edges <= kMostLaborEdges, "seeds have 2^32 - 1 in-edges or more: take smaller batches");
+  if (num_edges == 0) {
+    return edges;
+  }
   edges.source.resize(static_cast<size_t>(num_edges));
   const auto number_all = [&](auto&& number) {
-    for (size_t i = 0; i < static_cast<size_t>(num_seeds); ++i) {
-      for (int64_t e = edges.ends[i]; e < edges.ends[i + 1]; ++e) {
-        const auto id = static_cast<int64_t>(indices[edges.position(i, e)]);
-        CHECK_ARG(id >= 0 && id < num_src, "sources must be in [0, ", num_src, "), got ", id);
-        edges.source[static_cast<size_t>(e)] = number(id);
+    const auto last = static_cast<size_t>(num_seeds) - 1;
+    for (size_t i = 0; i <= last; ++i) {
+      const size_t ahead = std::min(i + kColumnsAhead, last);
+      prefetch_read(indices + edges.first[ahead], std::min(edges.degree(ahead), kEdgesAhead) * sizeof(id_t));
+      uint32_t* const source = edges.source.data() + edges.ends[i];
+      const int64_t* const listed = edges.positions.empty() ? nullptr : edges.positions.data() + edges.ends[i];
+      const id_t* const in_a_row = indices + edges.first[i];
+      for (int64_t e = 0; e < edges.degree(i); ++e) {
+        const auto id = static_cast<int64_t>(listed ? indices[listed[e]] : in_a_row[e]);
+        CHECK_ARG(static_cast<uint64_t>(id) < static_cast<uint64_t>(num_src), "sources must be in [0, ", num_src, "), got ",
+                  id);
+        source[e] = number(id);
       }
     }
   };
-  constexpr uint32_t kNone = std::numeric_limits<uint32_t>::max();
   if (num_src <= kDenseIdsPerEdge * num_edges) {
-    std::vector<uint32_t> known(static_cast<size_t>(num_src), kNone);
+    std::vector<uint32_t> known(static_cast<size_t>(num_src), kNoSource);
     number_all([&](int64_t id) {
       uint32_t& slot = known[static_cast<size_t>(id)];
-      if (slot == kNone) {
+      if (slot == kNoSource) {
         slot = static_cast<uint32_t>(edges.ids.size());
         edges.ids.push_back(id);
       }
@@ -99,45 +111,48 @@ Edges gather_edges(const int64_t* indptr, const id_t* indices, const id_t* seeds
   return edges;
 }
 
-// c of a column of more than k edges, from 1 / pi of its edges.
-double solve(const double* inverse, int64_t degree, int64_t fanout) {
-  const double target = static_cast<double>(degree) * static_cast<double>(degree) / static_cast<double>(fanout);
-  double c = 0.0;
-  int64_t num_certain = -1;
-  while (true) {
-    double sum[4] = {};
-    int64_t certain = 0;
-    int64_t e = 0;
-    for (; e + 4 <= degree; e += 4) {
-      for (int64_t l = 0; l < 4; ++l) {
-        const double value = inverse[e + l];
-        const bool is_certain = value < c;
-        certain += is_certain;
-        sum[l] += is_certain ? 0.0 : value;
-      }
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// Adds a block of edges, whose 1 / pi are given, to the tally of their column.
+void tally_block(const double* inverse, int64_t size, double c, ColumnTally* tally) {
+  double sum[kPartials] = {};
+  double smallest[kPartials] = {kInfinity, kInfinity, kInfinity, kInfinity};
+  int64_t certain[kPartials] = {};
+  const auto add = [&](int64_t e, int64_t to) {
+    const double value = inverse[e];
+    const bool is_certain = value < c;
+    certain[to] += is_certain;
+    sum[to] += is_certain ? 0.0 : value;
+    smallest[to] = std::min(smallest[to], is_certain ? kInfinity : value);
+  };
+  const int64_t whole = size - size % kPartials;
+  for (int64_t e = 0; e < whole; e += kPartials) {
+    for (int64_t l = 0; l < kPartials; ++l) {
+      add(e + l, l);
     }
-    for (; e < degree; ++e) {
-      certain += inverse[e] < c;
-      sum[0] += inverse[e] < c ? 0.0 : inverse[e];
-    }
-    if (certain <= num_certain || certain == degree) {  // fewer than before by rounding alone
-      return c;
-    }
-    num_certain = certain;
-    c = ((sum[0] + sum[1]) + (sum[2] + sum[3])) / (target - static_cast<double>(certain));
   }
+  for (int64_t e = whole; e < size; ++e) {
+    add(e, 0);
+  }
+  tally->sum += (sum[0] + sum[1]) + (sum[2] + sum[3]);
+  tally->smallest = std::min({tally->smallest, smallest[0], smallest[1], smallest[2], smallest[3]});
+  tally->certain += (certain[0] + certain[1]) + (certain[2] + certain[3]);
 }
 
-// scale[i] = c of column i; 0 where all edges are taken.
-void solve_all(const Edges& edges, const std::vector<double>& inverse_pi, int64_t fanout, std::vector<double>* scale) {
+// scale[i] = c of column i; 0 where all edges are taken. `inverse_pi` is null where all pi are 1.
+void solve_all(const Edges& edges, const double* inverse_pi, int64_t fanout, std::vector<double>* scale) {
   const auto num_columns = static_cast<int64_t>(edges.first.size());
   parallel_for(num_columns, kColumnsPerShare, [&](int64_t begin, int64_t end) {
     std::vector<double> inverse;
     for (int64_t i = begin; i < end; ++i) {
       const auto column = static_cast<size_t>(i);
       const int64_t degree = edges.degree(column);
-      (*scale)[column] = 0.0;
       if (degree <= fanout) {
+        (*scale)[column] = 0.0;
+        continue;
+      }
+      if (inverse_pi == nullptr) {
+        (*scale)[column] = first_scale(degree, fanout);
         continue;
       }
       if (static_cast<int64_t>(inverse.size()) < degree) {
@@ -147,36 +162,27 @@ void solve_all(const Edges& edges, const std::vector<double>& inverse_pi, int64_
       for (int64_t e = 0; e < degree; ++e) {
         inverse[static_cast<size_t>(e)] = inverse_pi[source[e]];
       }
-      (*scale)[column] = solve(inverse.data(), degree, fanout);
+      (*scale)[column] = solve_column(degree, fanout, [&](double c) {
+        ColumnTally tally{0.0, kInfinity, 0};
+        for (int64_t e = 0; e < degree; e += kSumBlock) {
+          tally_block(inverse.data() + e, std::min(kSumBlock, degree - e), c, &tally);
+        }
+        return tally;
+      });
     }
   });
 }
 
-// 1 / pi after `rounds` rounds.
-std::vector<double> importance(const Edges& edges, int64_t fanout, int64_t rounds) {
-  std::vector<double> inverse_pi(edges.ids.size(), 1.0);
-  std::vector<double> scale(edges.first.size());
-  std::vector<double> largest(edges.ids.size());
-  for (int64_t round = 0; round < rounds; ++round) {
-    solve_all(edges, inverse_pi, fanout, &scale);
-    std::fill(largest.begin(), largest.end(), 0.0);
-    for (size_t i = 0; i < scale.size(); ++i) {
-      for (int64_t e = edges.ends[i]; e < edges.ends[i + 1]; ++e) {
-        const uint32_t u = edges.source[static_cast<size_t>(e)];
-        const double product = scale[i] == 0.0 ? 1.0 : scale[i] / inverse_pi[u];
-        largest[u] = std::max(largest[u], product);
-      }
-    }
-    for (size_t u = 0; u < largest.size(); ++u) {
-      inverse_pi[u] = 1.0 / largest[u];
-    }
-  }
-  return inverse_pi;
-}
+// What the rounds end with: of each source 1 / pi and r / pi, of each column its c.
+struct Importance {
+  std::vector<double> inverse_pi;
+  std::vector<double> threshold;
+  std::vector<double> scale;
+};
 
-// r_u of each source, in [0, 1]: the 63 high bits of its word.
-std::vector<double> make_uniforms(const std::vector<int64_t>& ids, uint64_t key) {
-  std::vector<double> uniform(ids.size());
+// r_u / pi_u of each source.
+void write_thresholds(const std::vector<int64_t>& ids, uint64_t key, const std::vector<double>& inverse_pi,
+                      std::vector<double>* threshold) {
   WordBlock block;
   for (size_t first = 0; first < ids.size(); first += kWordBlock) {
     const size_t size = std::min<size_t>(kWordBlock, ids.size() - first);
@@ -186,49 +192,72 @@ std::vector<double> make_uniforms(const std::vector<int64_t>& ids, uint64_t key)
     }
     make_words64(&block, static_cast<int64_t>(size), key);
     for (size_t u = 0; u < size; ++u) {
-      uniform[first + u] = static_cast<double>(static_cast<int64_t>(block.word[u] >> 1)) * 0x1p-63;
+      (*threshold)[first + u] = labor_threshold(block.word[u], inverse_pi[first + u]);
     }
   }
-  return uniform;
+}
+
+Importance importance(const Edges& edges, int64_t fanout, int64_t rounds, uint64_t key) {
+  const size_t num_sources = edges.ids.size();
+  Importance found{std::vector<double>(num_sources, 1.0), std::vector<double>(num_sources),
+                   std::vector<double>(edges.first.size())};
+  std::vector<double>& most_scale = found.threshold;  // until the rounds are done
+  solve_all(edges, nullptr, fanout, &found.scale);
+  for (int64_t round = 0; round < rounds; ++round) {
+    std::fill(most_scale.begin(), most_scale.end(), 0.0);
+    for (size_t i = 0; i < found.scale.size(); ++i) {
+      for (int64_t e = edges.ends[i]; e < edges.ends[i + 1]; ++e) {
+        const uint32_t u = edges.source[static_cast<size_t>(e)];
+        most_scale[u] = std::max(most_scale[u], offered_scale(found.scale[i], found.inverse_pi[u]));
+      }
+    }
+    for (size_t u = 0; u < num_sources; ++u) {
+      found.inverse_pi[u] = next_inverse(found.inverse_pi[u], most_scale[u]);
+    }
+    solve_all(edges, found.inverse_pi.data(), fanout, &found.scale);
+  }
+  write_thresholds(edges.ids, key, found.inverse_pi, &found.threshold);
+  return found;
 }
 
 using LaborResult = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
 template <typename id_t>
-LaborResult draw(const Edges& edges, const id_t* indices, ScalarType dtype, int64_t fanout, int64_t rounds, uint64_t key) {
-  const std::vector<double> inverse_pi = importance(edges, fanout, rounds);
-  const std::vector<double> uniform = make_uniforms(edges.ids, key);
-  std::vector<double> scale(edges.first.size());
-  solve_all(edges, inverse_pi, fanout, &scale);
+LaborResult draw(const Edges& edges, ScalarType dtype, int64_t fanout, int64_t rounds, uint64_t key) {
+  const Importance found = importance(edges, fanout, rounds, key);
   const auto num_columns = static_cast<int64_t>(edges.first.size());
   const Tensor offsets = empty_cpu({num_columns + 1}, ScalarType::Long);
   auto* const offset = mutable_data<int64_t>(offsets);
-  std::vector<int64_t> positions;
-  std::vector<float> weights;
+  const Tensor taken_edges = empty_cpu({edges.ends.back()}, ScalarType::Int);  // their bits are unsigned
+  auto* const taken = reinterpret_cast<uint32_t*>(mutable_data<int32_t>(taken_edges));
+  int64_t total = 0;
   offset[0] = 0;
-  for (size_t i = 0; i < scale.size(); ++i) {
-    const auto degree = static_cast<double>(edges.degree(i));
-    for (int64_t e = edges.ends[i]; e < edges.ends[i + 1]; ++e) {
-      const uint32_t u = edges.source[static_cast<size_t>(e)];
-      const double p = scale[i] == 0.0 ? 1.0 : scale[i] / inverse_pi[u];
-      if (p >= 1.0 || uniform[u] < p) {
-        positions.push_back(edges.position(i, e));
-        weights.push_back(static_cast<float>(1.0 / (std::min(p, 1.0) * degree)));
+  for (size_t i = 0; i < found.scale.size(); ++i) {
+    const double scale = found.scale[i] == 0.0 ? kInfinity : found.scale[i];
+    for (int64_t e = edges.ends[i]; e < edges.ends[i + 1]; ++e) {  // nothing branches on a number
+      taken[total] = static_cast<uint32_t>(e);
+      total += found.threshold[edges.source[static_cast<size_t>(e)]] < scale;
+    }
+    offset[i + 1] = total;
+  }
+  const Tensor neighbors = empty_cpu({total}, dtype);
+  const Tensor positions = empty_cpu({total}, ScalarType::Long);
+  const Tensor weights = empty_cpu({total}, ScalarType::Float);
+  auto* const neighbor = mutable_data<id_t>(neighbors);
+  auto* const position = mutable_data<int64_t>(positions);
+  auto* const weight = mutable_data<float>(weights);
+  parallel_for(num_columns, kColumnsPerShare, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const auto column = static_cast<size_t>(i);
+      for (int64_t at = offset[i]; at < offset[i + 1]; ++at) {
+        const uint32_t u = edges.source[taken[at]];
+        neighbor[at] = static_cast<id_t>(edges.ids[u]);
+        position[at] = edges.position(column, taken[at]);
+        weight[at] = labor_weight(found.scale[column], found.inverse_pi[u], edges.degree(column));
       }
     }
-    offset[i + 1] = static_cast<int64_t>(positions.size());
-  }
-  const auto total = static_cast<int64_t>(positions.size());
-  const Tensor neighbors = empty_cpu({total}, dtype);
-  const Tensor taken = empty_cpu({total}, ScalarType::Long);
-  const Tensor weight = empty_cpu({total}, ScalarType::Float);
-  std::copy(positions.begin(), positions.end(), mutable_data<int64_t>(taken));
-  std::copy(weights.begin(), weights.end(), mutable_data<float>(weight));
-  auto* const neighbor = mutable_data<id_t>(neighbors);
-  for (int64_t e = 0; e < total; ++e) {
-    neighbor[e] = indices[positions[static_cast<size_t>(e)]];
-  }
-  return {offsets, neighbors, taken, weight};
+  });
+  return {offsets, neighbors, positions, weights};
 }
 
 LaborResult sample_labor_importance(const Tensor& indptr, const Tensor& indices, const Tensor& seeds, int64_t num_src,
@@ -245,7 +274,7 @@ LaborResult sample_labor_importance(const Tensor& indptr, const Tensor& indices,
     const auto* const sources = const_data<id_t>(indices);
     const Edges edges = gather_edges(const_data<int64_t>(indptr), sources, const_data<id_t>(seeds), seeds.numel(), num_src,
                                      excluded, num_excluded);
-    return draw(edges, sources, id_type<id_t>(), fanout, rounds, static_cast<uint64_t>(key));
+    return draw<id_t>(edges, id_type<id_t>(), fanout, rounds, static_cast<uint64_t>(key));
   });
 }
 

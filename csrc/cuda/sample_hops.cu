@@ -250,7 +250,7 @@ class Walk {
       return cleared;
     });
     if (labor_) {
-      take_labor(device_, labor(hop, nullptr), at.offsets, at.neighbors, at.positions);
+      take_labor(device_, labor(hop, nullptr), at.offsets, at.neighbors, at.positions, nullptr);
     } else {
       choose(device_, request(hop), Contiguous<false>{at.rows, nullptr, nullptr}, at.offsets, total, at.neighbors,
              at.positions);

@@ -5,7 +5,6 @@
 #include "common/tensors.h"
 #include "cuda/arguments.h"
 #include "cuda/columns.cuh"
-#include "cuda/group.cuh"
 #include "cuda/sample_labor.cuh"
 
 #include <optional>
@@ -17,12 +16,6 @@ namespace {
 constexpr int kThreads = 256;
 
 using LaborResult = std::tuple<Tensor, Tensor, Tensor, Tensor>;
-
-// The weight of a seed's edges is the same for all.
-__global__ void __launch_bounds__(kGroupThreads)
-    write_weights(const int64_t* offsets, int64_t num_seeds, int64_t total, const LaborRow* rows, float* weights) {
-  for_each_edge(offsets, num_seeds, total, [&](int64_t at, int64_t seed) { weights[at] = rows[seed].weight; });
-}
 
 template <typename id_t>
 LaborResult collect_labor(const Device& device, const Request<id_t>& q, const std::optional<Tensor>& source_ids,
@@ -51,10 +44,8 @@ LaborResult collect_labor(const Device& device, const Request<id_t>& q, const st
   const Tensor positions = device.empty({total}, ScalarType::Long);
   const Tensor weights = device.empty({total}, ScalarType::Float);
   if (total > 0) {
-    take_labor(device, labor, offset, mutable_data<id_t>(neighbors), mutable_data<int64_t>(positions));
-    write_weights<<<num_blocks(total, kEdgeTile), kGroupThreads, 0, device.stream()>>>(
-        offset, q.num_seeds, total, labor.rows, mutable_data<float>(weights));
-    CUDA_CHECK_LAUNCH();
+    take_labor(device, labor, offset, mutable_data<id_t>(neighbors), mutable_data<int64_t>(positions),
+               mutable_data<float>(weights));
   }
   return {offsets, neighbors, positions, weights};
 }

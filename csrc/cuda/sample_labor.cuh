@@ -2,15 +2,20 @@
 // sample_hops.cu.
 //
 // Which edges are taken is known edge by edge: a word of the source against a limit of the seed. `count_labor` finds each
-// seed's limit and counts what is below it, a warp per seed or a block where a row is long (sample_filter.cuh). After
-// the counts are summed, `take_labor` makes the words again and writes. Work: two Philox blocks and two reads of an index
-// per in-edge of the seeds that have more than the fanout; 8 + sizeof(id_t) bytes per edge taken.
+// seed's limit, which costs two divisions and so is one thread's work, and counts what is below it, a warp per seed or a
+// block where a row is long (sample_filter.cuh). What it took of rows of up to kBitEdges it notes in a bit per edge. After
+// the counts are summed, `take_labor` writes; of longer rows it makes the words again. Work: a Philox block and a read of
+// an index per in-edge of the seeds that have more than the fanout, two in long rows; 12 + sizeof(id_t) bytes per edge
+// taken.
 #pragma once
 
 #include "cuda/sample.cuh"
 #include "cuda/sample_filter.cuh"
 
 namespace gnnsys::cuda {
+
+constexpr uint32_t kBitEdges = 4 * kWarp;
+constexpr int kLaborBlocks = 6;  // at once on a multiprocessor, by 40 registers per thread: what they wait for is memory
 
 // A seed's in-edges, and which of them are taken.
 struct alignas(16) LaborRow {
@@ -19,7 +24,9 @@ struct alignas(16) LaborRow {
   uint32_t size;   // 0 also where nothing is to be taken
   uint32_t gaps;   // excluded ones among them
   float weight;
+  uint32_t taken[kBitEdges / kWarp];  // a bit per edge, where the limit is not 0 and the row has at most kBitEdges
 
+  __device__ bool has_bits() const { return limit != 0 && size <= kBitEdges; }
   __device__ int64_t end() const { return begin + size; }
 };
 
@@ -92,98 +99,125 @@ struct Labor {
   }
 };
 
-// The rows of for_rows: those that count_labor finds, or has found.
-template <typename id_t, bool kFinds>
-struct LaborRows {
-  Labor<id_t> labor;
-  int64_t num_rows;
-
-  __device__ void row(int64_t i, int64_t* begin, int64_t* end) const {
-    LaborRow row;
-    if constexpr (kFinds) {
-      row = labor.find(i);
-      if (threadIdx.x % kWarp == 0) {
-        labor.rows[i] = row;
-      }
-      __syncwarp();
-    } else {
-      row = labor.rows[i];
-    }
-    *begin = row.begin;
-    *end = row.end();
-  }
-};
-
+// How many edges of a row a warp takes, and which ones, where that is noted; every lane takes part.
 template <typename id_t>
-__global__ void __launch_bounds__(kFilterThreads) count_labor(Labor<id_t> labor, int64_t* counts) {
-  __shared__ int64_t block_counts[kFilterWarps];
-  const int lane = threadIdx.x % kWarp;
-  const auto tally = [&](int64_t i, const LaborRow& row, int first, int step) {
-    int64_t count = 0;
-    const uint32_t tree = labor.tree(i);
-    for (int64_t p = row.begin + first; p < row.end(); p += step) {
-      count += labor.takes(row, tree, p);
+__device__ int64_t count_by_warp(const Labor<id_t>& labor, const LaborRow& row, uint32_t tree, uint32_t* taken) {
+  const uint32_t lane = threadIdx.x % kWarp;
+  int64_t count = 0;
+  for (uint32_t base = 0; base < row.size; base += kWarp) {
+    const uint32_t e = base + lane;
+    const unsigned kept = __ballot_sync(kAllLanes, e < row.size && labor.takes(row, tree, row.begin + e));
+    if (row.has_bits() && lane == 0) {
+      taken[base / kWarp] = kept;
     }
-    return warp_sum(count);
-  };
-  labor.q.check_exclude(labor.report);
-  const int64_t num_seeds = labor.num_seeds();
-  const int64_t mine = static_cast<int64_t>(blockIdx.x) * kFilterWarps + threadIdx.x;
-  if (threadIdx.x < kFilterWarps && mine >= num_seeds && mine < labor.q.num_seeds) {
-    counts[mine] = 0;  // of a bound: nobody's
+    count += __popc(kept);
   }
-  for_rows(
-      LaborRows<id_t, true>{labor, num_seeds},
-      [&](int64_t i, int64_t, int64_t) {
-        const LaborRow row = labor.rows[i];
-        const int64_t count = row.limit == 0 ? int64_t{row.size} - row.gaps : tally(i, row, lane, kWarp);
-        if (lane == 0) {
-          counts[i] = count;
-        }
-      },
-      [&](int64_t i, int64_t, int64_t) {
-        const LaborRow row = labor.rows[i];
-        if (row.limit == 0) {
-          if (threadIdx.x == 0) {
-            counts[i] = int64_t{row.size} - row.gaps;
-          }
-          return;
-        }
-        int64_t count = tally(i, row, threadIdx.x, kFilterThreads);
-        if (lane == 0) {
-          block_counts[threadIdx.x / kWarp] = count;
-        }
-        __syncthreads();
-        if (threadIdx.x == 0) {
-          for (int w = 1; w < kFilterWarps; ++w) {
-            count += block_counts[w];
-          }
-          counts[i] = count;
-        }
-        __syncthreads();
-      });
+  return count;
 }
 
 template <typename id_t>
-__global__ void __launch_bounds__(kFilterThreads)
-    take_labor(Labor<id_t> labor, const int64_t* offsets, id_t* neighbors, int64_t* positions) {
+__global__ void __launch_bounds__(kFilterThreads, kLaborBlocks) count_labor(Labor<id_t> labor, int64_t* counts) {
+  __shared__ LaborRow rows[kFilterWarps];
+  __shared__ int64_t block_counts[kFilterWarps];
   const int lane = threadIdx.x % kWarp;
-  const auto write = [&](int64_t p, int64_t slot) {
+  const int warp = threadIdx.x / kWarp;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * kFilterWarps;
+  const int64_t num_seeds = labor.num_seeds();
+  labor.q.check_exclude(labor.report);
+  if (threadIdx.x < kFilterWarps) {
+    const int64_t i = first + threadIdx.x;
+    const LaborRow row = i < num_seeds ? labor.find(i) : LaborRow{};
+    rows[threadIdx.x] = row;
+    if (i < labor.q.num_seeds && row.limit == 0) {
+      counts[i] = int64_t{row.size} - row.gaps;  // also of a bound: nobody's
+    }
+  }
+  __syncthreads();
+  if (first + warp < num_seeds) {
+    const int64_t i = first + warp;
+    const LaborRow row = rows[warp];
+    if (row.limit != 0 && row.size <= kHeavy) {
+      const int64_t count = count_by_warp(labor, row, labor.tree(i), rows[warp].taken);
+      if (lane == 0) {
+        counts[i] = count;
+      }
+    }
+    if (lane == 0) {
+      labor.rows[i] = rows[warp];
+    }
+  }
+  for (int w = 0; w < kFilterWarps; ++w) {  // heavy rows, which nobody has written to since
+    if (rows[w].limit == 0 || rows[w].size <= kHeavy) {
+      continue;
+    }
+    const LaborRow row = rows[w];
+    const uint32_t tree = labor.tree(first + w);
+    int64_t count = 0;
+    for (int64_t p = row.begin + threadIdx.x; p < row.end(); p += kFilterThreads) {
+      count += labor.takes(row, tree, p);
+    }
+    count = warp_sum(count);
+    if (lane == 0) {
+      block_counts[warp] = count;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      for (int other = 1; other < kFilterWarps; ++other) {
+        count += block_counts[other];
+      }
+      counts[first + w] = count;
+    }
+    __syncthreads();
+  }
+}
+
+// The rows of for_rows, as count_labor found them.
+struct LaborRows {
+  const LaborRow* rows;
+  int64_t num_rows;
+
+  __device__ void row(int64_t i, int64_t* begin, int64_t* end) const {
+    *begin = rows[i].begin;
+    *end = rows[i].end();
+  }
+};
+
+// `weights` may be null.
+template <typename id_t>
+__global__ void __launch_bounds__(kFilterThreads, kLaborBlocks)
+    take_labor(Labor<id_t> labor, const int64_t* offsets, id_t* neighbors, int64_t* positions, float* weights) {
+  const int lane = threadIdx.x % kWarp;
+  const unsigned below = (1u << lane) - 1;
+  const auto write = [&](const LaborRow& row, int64_t p, int64_t slot) {
     positions[slot] = p;
     neighbors[slot] = labor.q.indices[p];
+    if (weights) {
+      weights[slot] = row.weight;
+    }
   };
   for_rows(
-      LaborRows<id_t, false>{labor, labor.q.num_seeds},
+      LaborRows{labor.rows, labor.q.num_seeds},
       [&](int64_t i, int64_t, int64_t) {
         const LaborRow row = labor.rows[i];
-        const uint32_t tree = labor.tree(i);
         int64_t slot = offsets[i];
+        if (row.has_bits()) {
+#pragma unroll
+          for (int w = 0; w < static_cast<int>(kBitEdges / kWarp); ++w) {
+            const unsigned kept = row.taken[w];
+            if (kept >> lane & 1) {
+              write(row, row.begin + w * kWarp + lane, slot + __popc(kept & below));
+            }
+            slot += __popc(kept);
+          }
+          return;
+        }
+        const uint32_t tree = labor.tree(i);
         for (int64_t base = row.begin; base < row.end(); base += kWarp) {
           const int64_t p = base + lane;
           const bool keep = p < row.end() && labor.takes(row, tree, p);
           const unsigned kept = __ballot_sync(kAllLanes, keep);
           if (keep) {
-            write(p, slot + __popc(kept & ((1u << lane) - 1)));
+            write(row, p, slot + __popc(kept & below));
           }
           slot += __popc(kept);
         }
@@ -198,7 +232,7 @@ __global__ void __launch_bounds__(kFilterThreads)
           int kept;
           const int before = block_exclusive_sum<kFilterThreads>(static_cast<int>(keep), &kept);
           if (keep) {
-            write(p, slot + before);
+            write(row, p, slot + before);
           }
           slot += kept;
         }
@@ -212,12 +246,12 @@ void count_labor(const Device& device, const Labor<id_t>& labor, int64_t* counts
   CUDA_CHECK_LAUNCH();
 }
 
-// What is taken of seed i, from offsets[i] on.
+// What is taken of seed i, from offsets[i] on; weights where they are not null.
 template <typename id_t>
 void take_labor(const Device& device, const Labor<id_t>& labor, const int64_t* offsets, id_t* neighbors,
-                int64_t* positions) {
-  take_labor<<<num_blocks(labor.q.num_seeds, kFilterWarps), kFilterThreads, 0, device.stream()>>>(labor, offsets,
-                                                                                                  neighbors, positions);
+                int64_t* positions, float* weights) {
+  take_labor<<<num_blocks(labor.q.num_seeds, kFilterWarps), kFilterThreads, 0, device.stream()>>>(
+      labor, offsets, neighbors, positions, weights);
   CUDA_CHECK_LAUNCH();
 }
 

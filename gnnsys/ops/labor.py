@@ -1,4 +1,4 @@
-"""LABOR on one CSC: typed faces of sample_labor.*, of cpu/labor_importance.cpp, and of `normalize_rows`."""
+"""LABOR on one CSC: typed faces of sample_labor.*, of labor_importance.*, and of `normalize_rows`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from gnnsys.ops._library import native
 from gnnsys.ops._workspace import Expected, scan_bytes, takes_outputs_only, tells_workspace
 from gnnsys.ops.csc import CSC
-from gnnsys.ops.sampling import Neighbors
+from gnnsys.ops.sampling import LABOR_ROW_BYTES, Neighbors
 
 
 def sample_labor(
@@ -44,8 +44,9 @@ def sample_labor_importance(
     """LABOR-i: `sample_labor` with edges u -> v of probability min(1, c_v * pi_u), pi made by `rounds` rounds.
 
     c_v gives v the variance that `fanout` uniform draws have; a round sets pi_u to the largest c_v * pi_u of u's edges
-    (cpu/labor_importance.cpp). r_u is the same number as in `sample_labor`, cut to 63 bits. Seeds of at most `fanout`
-    in-edges take all. Work: a few passes over the seeds' in-edges per round, 4 bytes for each and 24 per source.
+    (cpu/labor_importance.cpp). r_u is the same number as in `sample_labor`, cut to 53 bits. Seeds of at most `fanout`
+    in-edges take all. Sums are float64, made in one order on every device (common/labor_importance.h). Work: a few
+    passes over the seeds' in-edges per round, 8 bytes for each and 24 per source.
     """
     found = native.sample_labor_importance(csc.indptr, csc.indices, seeds, csc.num_src, fanout, rounds, key, exclude)
     return Neighbors(*found)
@@ -108,21 +109,30 @@ def _(expected: Expected, indptr, indices, seeds, num_src, fanout, key, source_i
 
 @tells_workspace("sample_labor", "cuda")
 def _(expected: Expected, indptr, indices, seeds, num_src, fanout, key, source_ids, exclude, tree) -> int:
-    return 32 * seeds.numel() + 2 * scan_bytes(seeds.numel())
+    return LABOR_ROW_BYTES * seeds.numel() + 2 * scan_bytes(seeds.numel())
 
 
 @tells_workspace("sample_labor_importance", "cpu")
 def _(expected: Expected, indptr, indices, seeds, num_src, fanout, rounds, key, exclude) -> int:
-    """All edges of the seeds with the numbers of their sources; then numbers per source, and what is taken."""
+    """All edges of the seeds with the numbers of their sources; then numbers per source, and which edges are taken."""
     num_seeds = seeds.numel()
     edges = expected.edges_of(num_seeds, indices.numel())
-    taken = edges if expected.num_found is None else expected.num_found
     sources = min(num_src, edges)
     numbering = 4 * num_src if num_src <= _DENSE_IDS_PER_EDGE * edges else 8 * edges + 48 * sources
     row = 2 * 8 * expected.degree(indices.numel()) * expected.threads(num_seeds, _COLUMNS_PER_THREAD)
-    drawing = 8 * num_seeds + max(24 * sources + row, 16 * sources + 2 * 12 * taken)
+    drawing = 8 * num_seeds + 16 * sources + max(row, 4 * edges)
     positions = 0 if exclude is None or exclude.numel() == 0 else 16 * edges
     return 16 * (num_seeds + 1) + 4 * edges + positions + 16 * sources + max(numbering + 8 * sources, drawing)
+
+
+@tells_workspace("sample_labor_importance", "cuda")
+def _(expected: Expected, indptr, indices, seeds, num_src, fanout, rounds, key, exclude) -> int:
+    """The same, and a hash table that is half full where sources are not numbered by their ids."""
+    num_seeds = seeds.numel()
+    edges = expected.edges_of(num_seeds, indices.numel())
+    by_id = num_src <= _DENSE_IDS_PER_EDGE * edges
+    of_sources = 16 * num_src if by_id else (16 + indices.element_size()) * 2 * min(edges, num_src)
+    return 24 * (num_seeds + 1) + 4 * edges + of_sources + 2 * scan_bytes(num_seeds)
 
 
 takes_outputs_only("source_words", "normalize_rows")

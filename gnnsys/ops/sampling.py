@@ -13,6 +13,7 @@ from gnnsys.ops._workspace import Expected, power_above, scan_bytes, sort_bytes,
 from gnnsys.ops.csc import CSC
 
 _MASK = 0xFFFFFFFFFFFFFFFF
+LABOR_ROW_BYTES = 48  # what LABOR keeps of a seed on a device
 
 
 class Neighbors(NamedTuple):
@@ -222,14 +223,15 @@ def _(
     slot = 8 * (2 if id_bytes == 8 else 1)
     frontier, known, num_bytes, room = seeds.numel(), seeds.numel(), 0, 0
     num_edges = sum(each.numel() for each in indices)
+    row = (LABOR_ROW_BYTES + 8 if labor else 24) + id_bytes
     for fanout in fanouts:
-        num_bytes += (24 + id_bytes) * frontier + 2 * scan_bytes(frontier) + _choosing(frontier, fanout)
+        num_bytes += row * frontier + 2 * scan_bytes(frontier) + _choosing(frontier, fanout)
         drawn = frontier * fanout if fanout >= 0 and not labor else expected.edges_of(frontier, num_edges)
         num_bytes += drawn * (2 * id_bytes + 20) + 2 * scan_bytes(drawn)
         frontier, known = drawn, known + drawn
         room = max(room, known)
     if expected.num_found is not None:  # edges of all hops: they bound the nodes too
-        each = (24 + id_bytes) + (2 * id_bytes + 20)
+        each = row + (2 * id_bytes + 20)
         num_bytes = min(num_bytes, each * (expected.num_found + seeds.numel()) + (1 << 16))
         room = min(room, expected.num_found + seeds.numel())
     room = max(room, min(_EXPECTED_ROOM, 2 * room))

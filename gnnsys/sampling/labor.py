@@ -34,8 +34,8 @@ class LaborSampler(NeighborSampler):
     where rows are far from zero, and no longer exact, because a node may draw no neighbour at all.
 
     `importance_sampling=i` is LABOR-i, on a graph in memory alone: i rounds make sources likelier that many nodes share
-    (`labor_importance.py`), for fewer nodes still. A node's neighbours then depend on the others of its batch, and are
-    drawn on the host. LABOR-0 draws on `device`, as `NeighborSampler` does.
+    (`labor_importance.py`), for fewer nodes still. A node's neighbours then depend on the others of its batch. Draws
+    are on `device`, as those of `NeighborSampler`.
 
     `layer_dependency` is DGL's: one r_u for all hops of a batch, so that a node which is seen by several is likelier to
     be the same one. Edge types with the same source type always share r_u. Parallel edges are taken together.

@@ -16,7 +16,7 @@ from gnnsys.ops import CSC, Neighbors, sample_labor_importance
 def draw_by_importance(
     csc: CSC, seeds: Tensor, fanout: int, rounds: int, *, key: int, exclude: Tensor | None = None
 ) -> Neighbors:
-    """In-edges of the seeds, which are on the host, with their weights."""
+    """In-edges of the seeds, with their weights."""
     return sample_labor_importance(csc, seeds, fanout, rounds, key=key, exclude=exclude)
 
 

@@ -23,13 +23,9 @@ class LaborRule(DrawRule):
 
 
 class ImportanceRule(LaborRule):
-    """LABOR-i: probabilities of edges come from all seeds of a hop, so one process must have their in-edges.
+    """LABOR-i: probabilities of edges come from all seeds of a hop, so one process must have their in-edges."""
 
-    They are sums of float64 in an order that only the host keeps.
-    """
-
-    needs_sources = False
-    draws_on_devices = drawn_in_hops = False
+    needs_sources = drawn_in_hops = False
 
     def __init__(self, rounds: int) -> None:
         self.name, self.rounds = f"labor-{rounds}", rounds

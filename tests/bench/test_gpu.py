@@ -30,6 +30,8 @@ ON_HOST = (  # one of each kind; torch's CSR has no bf16 there, and pinned memor
     "sampling/device memory",
     "labor/three hops",
     "labor/one hop",
+    "labor/three hops, LABOR-1",
+    "labor/one hop, LABOR-1",
     "walks/8 steps",
     "induced/nodes of a batch",
     "gather/512B/pinned host memory",

@@ -1,4 +1,4 @@
-"""LABOR-0 on the device: bit for bit what the CPU kernel gives, in samplers, loaders and on parts too."""
+"""LABOR on the device: bit for bit what the CPU kernels give, in samplers and loaders too, LABOR-0 also on parts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gnnsys.graph import EDGE, NODE, Graph
 from gnnsys.loader import LinkNeighborLoader, NeighborLoader
-from gnnsys.ops import CSC, normalize_rows, sample_labor, source_words
+from gnnsys.ops import CSC, normalize_rows, sample_labor, sample_labor_importance, source_words
 from gnnsys.partition import write_parts
 from gnnsys.sampling import DistGraph, FastGCNSampler, LaborSampler, LadiesSampler, SampleKey
 from gnnsys.session import init
@@ -125,6 +125,106 @@ def test_a_source_without_an_original_id_and_a_damaged_indptr_are_refused() -> N
         sample_labor(on_device(torn, False), torch.tensor([1]).cuda(), 2, key=1)
 
 
+# -- LABOR-i -----------------------------------------------------------------------------------------------------------
+
+
+def check_importance(
+    csc: CSC, seeds: Tensor, fanout: int, rounds: int, *, key: int, exclude: Tensor | None = None, pinned: bool = False
+) -> int:
+    """The same for LABOR-i."""
+    expected = sample_labor_importance(csc, seeds, fanout, rounds, key=key, exclude=exclude)
+    without = None if exclude is None else exclude.cuda()
+    got = sample_labor_importance(on_device(csc, pinned), seeds.cuda(), fanout, rounds, key=key, exclude=without)
+    for name, mine, reference in zip(got._fields, got, expected, strict=True):
+        assert mine.is_cuda and mine.dtype == reference.dtype, name
+        assert torch.equal(mine.cpu(), reference), name
+    return expected.ids.numel()
+
+
+@pytest.mark.parametrize("pinned", [False, True], ids=["device", "pinned"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=["int32", "int64"])
+@pytest.mark.parametrize("rounds", [0, 1, 2, 3, 10, 30])
+def test_a_draw_by_importance_is_the_cpus_bit_for_bit(pinned: bool, dtype: torch.dtype, rounds: int) -> None:
+    """Empty rows, rows of at most the fanout, a hub, seeds twice; sources numbered by id and by a hash table."""
+    csc, taken = graph(dtype, seed=1), 0
+    many = CSC(csc.indptr, csc.indices, 1 << 30)
+    g = torch.Generator().manual_seed(2)
+    for number, fanout in enumerate(f for f in FANOUTS if f > 0):
+        seeds = some_seeds(dtype, 600, number)
+        exclude = torch.randperm(csc.num_edges, generator=g)[:3000].sort().values
+        for each in (csc, many):
+            for without in (None, exclude):
+                taken += check_importance(each, seeds, fanout, rounds, key=number - 7, exclude=without, pinned=pinned)
+    assert taken > 10_000
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 10])
+def test_columns_around_what_four_threads_a_warp_and_a_block_solve(rounds: int) -> None:
+    edges = [0, 1, 3, 4, 5, 31, 33, 255, 256, 257, 511, 513, 2047, 2048, 2049, 8191, 8192, 8193, 8449, 16_385, 70_000]
+    degrees = torch.tensor([*edges, *[20] * 500])
+    indptr = torch.cat([torch.zeros(1, dtype=torch.int64), degrees.cumsum(0)])
+    g = torch.Generator().manual_seed(rounds)
+    sources = (torch.rand(int(indptr[-1]), generator=g) ** 4 * 50_000).long()
+    csc, seeds = CSC(indptr, sources, 50_000), torch.randperm(degrees.numel(), generator=g)
+    for fanout in (1, 5, 32, 300, 8192, 69_999):
+        assert check_importance(csc, seeds, fanout, rounds, key=fanout) > 0
+        for exclude in (torch.arange(0, csc.num_edges, 3), torch.arange(csc.num_edges)):
+            check_importance(csc, seeds, fanout, rounds, key=fanout, exclude=exclude)
+
+
+@pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 2049, 20_000])
+def test_any_number_of_columns_is_solved(size: int) -> None:
+    csc = graph(torch.int32, seed=2)
+    seeds = torch.randint(0, NUM_NODES, (size,), generator=torch.Generator().manual_seed(size)).int()
+    check_importance(csc, seeds, 6, 2, key=size)
+
+
+def test_columns_without_edges_have_none() -> None:
+    empty = CSC(torch.zeros(4, dtype=torch.int64), torch.empty(0, dtype=torch.int32), 3)
+    assert check_importance(empty, torch.tensor([0, 2], dtype=torch.int32), 5, 2, key=1) == 0
+
+
+def test_two_draws_by_importance_are_one() -> None:
+    csc = on_device(graph(torch.int64, seed=5), False)
+    seeds = some_seeds(torch.int64, 600, 1).cuda()
+    first = sample_labor_importance(csc, seeds, 4, 10, key=1)
+    for _ in range(20):
+        again = sample_labor_importance(csc, seeds, 4, 10, key=1)
+        assert all(torch.equal(a, b) for a, b in zip(again, first, strict=True))
+
+
+BAD_IMPORTANCE: dict[str, dict[str, Any]] = {
+    "fanout": {"fanout": 0},
+    "rounds": {"rounds": -1},
+    "seeds": {"seeds": torch.tensor([0, NUM_NODES])},
+    "exclude": {"exclude": torch.tensor([3, 3])},
+    "dtype": {"seeds": torch.tensor([0, 1], dtype=torch.int32)},
+}
+
+
+@pytest.mark.parametrize("case", BAD_IMPORTANCE)
+def test_bad_arguments_of_importance_are_refused_in_the_cpus_words(case: str) -> None:
+    csc = graph(torch.int64, seed=3)
+    arguments = {"seeds": torch.tensor([0, HEAVY]), "fanout": 4, "rounds": 1, "key": 1, **BAD_IMPORTANCE[case]}
+    moved = {name: v.cuda() if isinstance(v, Tensor) else v for name, v in arguments.items()}
+    with pytest.raises(ValueError) as expected:
+        sample_labor_importance(csc, **arguments)
+    with pytest.raises(ValueError) as got:
+        sample_labor_importance(on_device(csc, False), **moved)
+    assert str(got.value).splitlines()[0] == str(expected.value).splitlines()[0]
+
+
+def test_importance_refuses_sources_that_are_none_and_a_damaged_indptr() -> None:
+    edges = torch.tensor([0, 1, -1, 1, 0, 1])
+    for num_src in (0, 2, 1 << 30):
+        csc = CSC(torch.tensor([0, 4, 6]), edges, num_src)
+        with pytest.raises(ValueError, match=rf"sources must be in \[0, {num_src}\), got {-1 if num_src else 0}"):
+            sample_labor_importance(on_device(csc, False), torch.tensor([0]).cuda(), 2, 1, key=1)
+    torn = CSC(torch.tensor([0, 4, 2, 6]), torch.zeros(6, dtype=torch.int64), 3)
+    with pytest.raises(ValueError, match="indptr must ascend"):
+        sample_labor_importance(on_device(torn, False), torch.tensor([1]).cuda(), 2, 1, key=1)
+
+
 def test_words_of_sources_are_the_cpus() -> None:
     for ids in (torch.arange(3000), torch.arange(3000, dtype=torch.int32), torch.arange(9) + (1 << 50)):
         assert torch.equal(source_words(ids.cuda(), key=-9).cpu(), source_words(ids, key=-9))
@@ -151,6 +251,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "disjoint": {"disjoint": True},
     "blocks": {"expand": "frontier"},
     "normalized blocks": {"expand": "frontier", "normalize": True},
+    "LABOR-1": {"importance_sampling": 1},
+    "LABOR-2, one number for all hops": {"importance_sampling": 2, "layer_dependency": True},
+    "LABOR-10, normalized blocks": {"importance_sampling": 10, "expand": "frontier", "normalize": True},
 }
 
 
@@ -193,9 +296,11 @@ def test_typed_samples_are_the_hosts(place: str, option: str) -> None:
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_excluded_edges_are_the_same_ones(place: str) -> None:
-    whole, seeds = homogeneous(), {NODE: torch.arange(0, 200)}
-    there, here = LaborSampler(placed(whole, place), [4, 3], device="cuda"), LaborSampler(whole, [4, 3])
+@pytest.mark.parametrize("rounds", [0, 2])
+def test_excluded_edges_are_the_same_ones(place: str, rounds: int) -> None:
+    whole, seeds, options = homogeneous(), {NODE: torch.arange(0, 200)}, {"importance_sampling": rounds}
+    there = LaborSampler(placed(whole, place), [4, 3], device="cuda", **options)
+    here = LaborSampler(whole, [4, 3], **options)
     src, dst = whole.edge_index()[:, ::2]
     exclude = [{EDGE: sampler.find_edges(EDGE, src, dst)} for sampler in (there, here)]
     a, b = (s.sample(seeds, key=KEY, exclude=e) for s, e in zip((there, here), exclude, strict=True))
@@ -206,15 +311,14 @@ def test_excluded_edges_are_the_same_ones(place: str) -> None:
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("num_threads", [0, 2])
 @pytest.mark.parametrize("kind", [NeighborLoader, LinkNeighborLoader])
-def test_batches_are_the_hosts(place: str, num_threads: int, kind: Any) -> None:
+@pytest.mark.parametrize("rounds", [0, 1])
+def test_batches_are_the_hosts(place: str, num_threads: int, kind: Any, rounds: int) -> None:
     whole = homogeneous()
     graphs = placed(whole, place), whole
     options = {"batch_size": 64, "shuffle": True, "seed": 5}
-    there = kind(
-        graphs[0], sampler=LaborSampler(graphs[0], [5, 3], device="cuda"), device="cuda", num_threads=num_threads,
-        **options,
-    )  # fmt: skip
-    here = kind(graphs[1], sampler=LaborSampler(graphs[1], [5, 3]), num_threads=0, **options)
+    make = partial(LaborSampler, num_neighbors=[5, 3], importance_sampling=rounds)
+    there = kind(graphs[0], sampler=make(graphs[0], device="cuda"), device="cuda", num_threads=num_threads, **options)
+    here = kind(graphs[1], sampler=make(graphs[1]), num_threads=0, **options)
     for _ in range(2):
         for a, b in zip(there, here, strict=True):
             same_batch(a, b)
@@ -222,7 +326,6 @@ def test_batches_are_the_hosts(place: str, num_threads: int, kind: Any) -> None:
 
 
 HOST_ONLY = {
-    "LABOR-i": partial(LaborSampler, num_neighbors=[4, 3], importance_sampling=2),
     "FastGCN": partial(FastGCNSampler, num_nodes=[20, 20]),
     "LADIES": partial(LadiesSampler, num_nodes=[20, 20]),
 }

@@ -136,6 +136,9 @@ def calls() -> dict[str, MeasuredCall]:
         ),
         "sample_labor": MeasuredCall((*wide, seeds, NODES, 63, 3, None, None, None), 2, {"most_degree": 64}),
         "sample_labor_importance": MeasuredCall((*wide, seeds, NODES, 63, 1, 3, None), 2, {"most_degree": 64}),
+        "sample_labor_importance: by hash": MeasuredCall(
+            (*csc(2048, 64, 1 << 20), seeds, 1 << 20, 63, 1, 3, None), 2, {"most_degree": 64}
+        ),
         "find_edges": MeasuredCall((*csc(GROWN, 1, GROWN), csc(GROWN, 1, GROWN)[1], torch.arange(GROWN)), 2),
         "most_visited": MeasuredCall((torch.arange(GROWN).view(-1, 8), 8, None), 2),
         "most_visited: many": MeasuredCall((torch.arange(32 * GROWN).view(32, -1), 1, None), 2),

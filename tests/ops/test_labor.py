@@ -1,4 +1,5 @@
-"""sample_labor against its definition: integers in Python, edge by edge, and what is exact in expectation."""
+"""sample_labor and sample_labor_importance against their definitions, in Python and edge by edge, and what is exact in
+expectation."""
 
 from __future__ import annotations
 
@@ -206,6 +207,114 @@ def test_probabilities_that_hardly_change_any_more_end_all_the_same() -> None:
         csc = CSC.from_edge_index(edges, 51)
         found = sample_labor_importance(csc, torch.arange(51), 5, 30, key=1)
         assert found.weight is not None and bool((found.weight > 0).all())
+
+
+def sum_in_order(values: list[float]) -> float:
+    """As csrc/common/labor_importance.h has it: blocks of 256, and four sums of each."""
+    total = 0.0
+    for begin in range(0, len(values), 256):
+        block, sums = values[begin : begin + 256], [0.0] * 4
+        whole = len(block) - len(block) % 4
+        for e, value in enumerate(block):
+            sums[e % 4 if e < whole else 0] += value
+        total += (sums[0] + sums[1]) + (sums[2] + sums[3])
+    return total
+
+
+def solved(inverse: list[float], fanout: int) -> float:
+    """c with sum over edges of 1 / min(1, c * pi) = degree^2 / fanout: certain edges leave the sum until no more do."""
+    target, c, before = float(len(inverse)) ** 2 / fanout, 0.0, -1
+    while True:
+        certain = sum(value < c for value in inverse)
+        if certain <= before or certain == len(inverse):
+            return c
+        before, c = certain, sum_in_order([0.0 if value < c else value for value in inverse]) / (target - certain)
+
+
+def by_importance(csc: CSC, seeds: Tensor, fanout: int, rounds: int, key: int, exclude: Tensor | None = None):
+    """(counts, positions, weights) of LABOR-i, pi_u the largest c_v * pi_u of u's edges, edge by edge."""
+    excluded = set() if exclude is None else set(exclude.tolist())
+    ends, ids = csc.indptr.tolist(), csc.indices.tolist()
+    columns = [[p for p in range(ends[v], ends[v + 1]) if p not in excluded] for v in seeds.tolist()]
+    inverse = {ids[p]: 1.0 for column in columns for p in column}
+    for step in range(rounds + 1):
+        scale = [solved([inverse[ids[p]] for p in c], fanout) if len(c) > fanout else None for c in columns]
+        if step < rounds:
+            largest = dict.fromkeys(inverse, 0.0)
+            for column, c in zip(columns, scale, strict=True):
+                for u in (ids[p] for p in column):
+                    largest[u] = max(largest[u], 1.0 if c is None else c / inverse[u])
+            inverse = {u: 1.0 / value for u, value in largest.items()}
+    below = {u: (word(u, 0, key) >> 11) * 2.0**-53 * inverse[u] for u in inverse}
+    counts, positions, weights = [], [], []
+    for column, c in zip(columns, scale, strict=True):
+        taken = [p for p in column if c is None or below[ids[p]] < c]
+        positions += taken
+        weights += [1 / ((1.0 if c is None else min(1.0, c / inverse[ids[p]])) * len(column)) for p in taken]
+        counts.append(len(taken))
+    return counts, positions, weights
+
+
+def rows_of(degrees: list[int], num_src: int, dtype: torch.dtype = torch.int64, seed: int = 0) -> CSC:
+    """Some sources have many edges, most have few."""
+    g = torch.Generator().manual_seed(seed)
+    indptr = torch.tensor([0, *degrees]).cumsum(0)
+    sources = (torch.rand(int(indptr[-1]), generator=g) ** 3 * num_src).to(dtype)
+    return CSC(indptr, sources, num_src)
+
+
+AROUND_BLOCKS = [0, 1, 3, 4, 5, 6, 7, 8, 0, 30, 41, 63, 90, 254, 255, 256, 257, 259, 511, 513, 700]
+
+
+@grid(fanout=[1, 4, 15, 300], rounds=[0, 1, 2, 5], dtype=[torch.int32, torch.int64])
+def test_edges_are_taken_by_the_importance_of_their_source(fanout: int, rounds: int, dtype: torch.dtype) -> None:
+    csc = rows_of(AROUND_BLOCKS, 400, dtype, seed=fanout)
+    seeds = torch.randperm(len(AROUND_BLOCKS), generator=torch.Generator().manual_seed(rounds)).to(dtype)
+    exclude = torch.arange(0, csc.num_edges, 5) if rounds == 2 else None
+    found = sample_labor_importance(csc, seeds, fanout, rounds, key=-5, exclude=exclude)
+    counts, positions, weights = by_importance(csc, seeds, fanout, rounds, -5, exclude)
+    assert found.indptr.diff().tolist() == counts and found.positions.tolist() == positions
+    assert found.weight.dtype == torch.float32 and np.array_equal(found.weight.numpy(), np.float32(weights))
+    assert found.ids.dtype == dtype and torch.equal(found.ids, csc.indices[found.positions])
+
+
+def test_neither_threads_nor_how_sources_are_numbered_change_what_importance_takes() -> None:
+    csc = rows_of([*AROUND_BLOCKS, *[40] * 3000], 5000, seed=1)
+    sparse = CSC(csc.indptr, csc.indices, 1 << 30)  # by a hash table, not by a list of all sources
+    exclude = torch.arange(0, csc.num_edges, 7)
+    seeds, threads = torch.arange(csc.num_dst), torch.get_num_threads()
+    try:
+        for without in (None, exclude):
+            found = sample_labor_importance(csc, seeds, 7, 2, key=3, exclude=without)
+            for number in (1, 2, 5):
+                torch.set_num_threads(number)
+                other = sample_labor_importance(sparse, seeds, 7, 2, key=3, exclude=without)
+                assert all(torch.equal(a, b) for a, b in zip(other, found, strict=True))
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"fanout": 0}, r"fanout must be 1 to 2\^28 - 1, got 0"),
+        ({"rounds": -1}, "rounds must be at least 0, got -1"),
+        ({"exclude": torch.tensor([3, 3])}, "ascending order"),
+        ({"seeds": torch.tensor([0, 99])}, r"seeds must be in \[0, 30\)"),
+        ({"seeds": torch.tensor([0, 1], dtype=torch.int32)}, "dtype of indices"),
+    ],
+)
+def test_bad_arguments_of_importance_are_refused(options, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        sample_labor_importance(
+            random_csc(30, 600), **{"seeds": torch.tensor([0, 1]), "fanout": 2, "rounds": 1, "key": 0, **options}
+        )
+
+
+def test_importance_is_traceable() -> None:
+    csc = random_csc(50, 400)
+    arguments = (csc.indptr, csc.indices, torch.arange(10), 50, 3, 2, 5, None)
+    torch.library.opcheck(torch.ops.gnnsys.sample_labor_importance.default, arguments)
 
 
 def test_sources_cannot_be_fewer_than_none() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from torch import Tensor
 
@@ -30,27 +31,30 @@ LENGTH = 8
 
 def labor(work: Workload) -> Iterator[Case]:
     """Edges per second of whole samples, and of one hop alone. LABOR looks at every in-edge of a seed, and its batches
-    have fewer nodes to expand."""
+    have fewer nodes to expand; LABOR-1 looks at it several times."""
 
-    def hops() -> dict[str, Side]:
+    def hops(rounds: int) -> dict[str, Side]:
         graph = device_graph(work)
         return {
-            OURS: Side(_sampled(work, LaborSampler(graph, FANOUTS))),
+            OURS: Side(_sampled(work, LaborSampler(graph, FANOUTS, importance_sampling=rounds))),
             UNIFORM: Side(_sampled(work, NeighborSampler(graph, FANOUTS))),
         }
 
-    def hop() -> dict[str, Side]:
+    def hop(labor: Callable[..., ops.Neighbors]) -> dict[str, Side]:
         csc = device_graph(work).csc()
         seeds = work.ids(100 * work.sizes.num_seeds, csc.num_dst).to(device(work), csc.indices.dtype)
 
         def drawn(draw: Callable[..., ops.Neighbors]) -> Side:
             return Side(_timed(lambda: draw(csc, seeds, 10, key=1).ids.numel()))
 
-        return {OURS: drawn(ops.sample_labor), UNIFORM: drawn(ops.sample_neighbors)}
+        return {OURS: drawn(labor), UNIFORM: drawn(ops.sample_neighbors)}
 
-    unit, promised = score("M edges/s"), (Versus((UNIFORM,), LABOR_SHARE),)
-    yield Case("labor/three hops", unit, hops, promised, repeats=5)
-    yield Case("labor/one hop", unit, hop, promised, repeats=5)
+    unit, promised, informing = score("M edges/s"), (Versus((UNIFORM,), LABOR_SHARE),), (Versus((UNIFORM,)),)
+    by_importance = partial(ops.sample_labor_importance, rounds=1)
+    yield Case("labor/three hops", unit, partial(hops, 0), promised, repeats=5)
+    yield Case("labor/one hop", unit, partial(hop, ops.sample_labor), promised, repeats=5)
+    yield Case("labor/three hops, LABOR-1", unit, partial(hops, 1), informing, repeats=5)
+    yield Case("labor/one hop, LABOR-1", unit, partial(hop, by_importance), informing, repeats=5)
 
 
 def walks(work: Workload) -> Iterator[Case]:
