@@ -118,7 +118,7 @@ def _(expected: Expected, indptr, indices, seeds, num_src, fanout, rounds, key, 
     num_seeds = seeds.numel()
     edges = expected.edges_of(num_seeds, indices.numel())
     sources = min(num_src, edges)
-    numbering = 4 * num_src if num_src <= _DENSE_IDS_PER_EDGE * edges else 8 * edges + 48 * sources
+    numbering = 4 * num_src if num_src <= _DENSE_IDS_PER_EDGE * edges else 8 * edges + 28 * sources
     row = 2 * 8 * expected.degree(indices.numel()) * expected.threads(num_seeds, _COLUMNS_PER_THREAD)
     drawing = 8 * num_seeds + 16 * sources + max(row, 4 * edges)
     positions = 0 if exclude is None or exclude.numel() == 0 else 16 * edges

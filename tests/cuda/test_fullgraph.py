@@ -106,8 +106,9 @@ def test_results_may_be_on_another_device_than_rows(number, rows_on):
         assert out.device.type == (there if options else rows_on)
         out.to(there).square().sum().backward()
         found.append([out.detach().cpu(), x.grad, *(p.grad for p in model.parameters())])
+    largest = max(float(grad.abs().max()) for grad in found[0][1:])
     for first, second in zip(*found, strict=True):
-        assert torch.equal(first, second)
+        close(first, second, at_least=1e-3 * largest)
 
 
 CONVS = {"sage": SAGEConv, "gcn": GCNConv, "gat": lambda width, out: GATConv(width, out, heads=1)}
