@@ -1,7 +1,8 @@
-"""Sums over in-edges, and the linear layers behind them, as one step of autograd.
+"""Sums over in-edges, and the linear layers behind them, as one step of autograd, on the host.
 
-A layer of a small batch is over on a device before the host has asked for it: what counts is how often Python is asked.
-Values and gradients are those of the ops one after the other, in the same order, to the bit.
+Of a small batch what counts is how often torch and Python are asked. Values and gradients are those of the ops one
+after the other, in the same order, to the bit. On a GPU the ops are called one by one: their own steps back need no
+Python, which loading threads want meanwhile.
 """
 
 from __future__ import annotations
@@ -21,11 +22,10 @@ _spmm = native.spmm.default
 
 
 def can_fuse(x: Tensor, *others: Tensor | None) -> bool:
-    """Whether `spmm_linear` may be called: not under what looks at every op, or changes its arguments.
-
-    That is torch.compile, autocast, torch.func and forward-mode gradients.
+    """Whether `spmm_linear` may be called and pays: on the host, and not under what looks at every op, or changes its
+    arguments. That is torch.compile, autocast, torch.func and forward-mode gradients.
     """
-    if torch.compiler.is_compiling() or type(x) is not Tensor or x.dim() != 2 or not x.is_contiguous():
+    if torch.compiler.is_compiling() or type(x) is not Tensor or x.is_cuda or x.dim() != 2 or not x.is_contiguous():
         return False
     return (
         all(t is None or (t.dtype == x.dtype and t.device == x.device) for t in others)

@@ -97,7 +97,8 @@ def _result(state: Pass, rows: Tensor, halo: HaloPlan, device: torch.device) -> 
     """Rows by place in the order of the nodes, on a device."""
     if rows.device == device:
         return _ordered(state, rows, halo.places_on(device))
-    return rows.to(device, non_blocking=True)[halo.places_on(device)]  # in order where that is faster
+    # Put in order where that is faster. To the host nothing is there before it was waited for.
+    return rows.to(device, non_blocking=device.type != "cpu")[halo.places_on(device)]
 
 
 def _by_place(state: Pass, grad: Tensor, halo: HaloPlan, device: torch.device) -> Tensor:
