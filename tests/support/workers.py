@@ -49,7 +49,9 @@ def choose_workers(config: pytest.Config) -> None:
         if options.maxworkerrestart is None:  # one that crashed has failed the run, and its files would not come back
             options.maxworkerrestart = "0"
     if getattr(options, "numprocesses", 0):
-        # Threads of OpenMP that spin while they wait take the processor from those of another worker.
+        # Workers use all processors: threads of OpenMP would take them from other workers, most of all while they spin.
+        # What is promised of several threads is in tests that ask for them (`torch.set_num_threads`).
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
