@@ -26,10 +26,10 @@ try:
     while True:  # no step fails: the store and the other rank are there
         dist.all_reduce(torch.ones(1))
         session.status()
-        time.sleep(0.01)
+        time.sleep(0.1)
 finally:  # rank 0 has heeded the signal
     while session.rank == 1:
-        time.sleep(0.01)
+        time.sleep(0.1)
 """
 
 

@@ -200,6 +200,8 @@ def main() -> None:
 
 def import_everything() -> None:
     importlib.import_module("torch._dynamo")  # what the first optimizer of a process loads
+    importlib.import_module("torch.distributed.run")  # torchrun, which may be an agent of this process
+    importlib.import_module("tests.support.spare_servers")
 
     import gnnsys
     import gnnsys.nn
