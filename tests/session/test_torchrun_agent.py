@@ -36,7 +36,7 @@ finally:  # rank 0 has heeded the signal
 def test_trainers_and_server_end_when_the_agent_that_launched_them_is_killed(tmp_path):
     told = tmp_path / "pids"
     with processes() as running:
-        start_agents(running, TRAIN, [2], LOST_AFTER, told, fresh=True)
+        start_agents(running, TRAIN, [2], LOST_AFTER, told, fresh_ranks=True)
         await_true(lambda: told.exists() and told.read_text().count("\n") == 2, "the ranks")
         pids = json.loads(told.read_text().splitlines()[0])
         try:

@@ -7,7 +7,8 @@ what runs at the end is short, and no processor waits for another. A test that l
 quotas that are kept, every lab there is) is marked `alone`: no other test runs while it does, and these are the very
 first, while what ranks are forked from is made. A test that takes long, and whose promise a shorter one keeps,
 is marked `long`: `make test` leaves it out, `make check-all` does not. `pytest` and `make test` without arguments use
-all processors where pytest-xdist is; parts of the suite run in one process, and `-n` says otherwise.
+all processors where pytest-xdist is; parts of the suite run in one process, and `-n` says otherwise. Workers are forked
+from one process that has imported the tests (tests/support/forked_workers.py).
 """
 
 from __future__ import annotations
