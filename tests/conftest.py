@@ -16,6 +16,7 @@ from typing import NoReturn
 import pytest
 
 from tests.support.disk import do_not_wait_for_disks
+from tests.support.forked_workers import pytest_xdist_setupnodes  # noqa: F401
 from tests.support.open_sessions import no_session_stays_open
 from tests.support.pyg_templates import parse_templates_once
 from tests.support.quick import forbid_processes, is_quick
@@ -98,11 +99,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     modules = {item.module for item in session.items if isinstance(item, pytest.Function)}
     used = [getattr(module, name, None) for module in modules for name in STARTERS]
     options = session.config.option
+    if options.collectonly:
+        return
     if options.quick:
         forbid_processes()
-    elif not options.collectonly and any(
-        getattr(function, "__module__", "") == "tests.support.processes" for function in used
-    ):
+    elif any(getattr(function, "__module__", "") == "tests.support.processes" for function in used):
         from tests.support.nursery import forks_ranks, nurseries
 
         if forks_ranks():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ MAKERS = {
     "arange", "as_tensor", "empty", "empty_strided", "eye", "full", "linspace", "normal", "ones", "rand", "randint",
     "randn", "randperm", "tensor", "zeros",
 }  # fmt: skip
+MAKES = re.compile(rf"torch\.({'|'.join(sorted(MAKERS))})\(")  # few files have one, and to parse a file takes long
 # Parameters are to be made on the default device. Full-graph training plans inside `torch.device("cpu")`, and tests of
 # its own hold it to that. Benchmarks and commands are processes of ours.
 ELSEWHERE = {"nn", "fullgraph", "bench", "cli"}
@@ -23,7 +25,7 @@ ELSEWHERE = {"nn", "fullgraph", "bench", "cli"}
 
 def unsaid(source: str) -> Iterator[int]:
     """Lines that make a tensor and do not say where."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(ast.parse(source)) if MAKES.search(source) else ():
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in MAKERS):
             continue
         is_torch = isinstance(node.func.value, ast.Name) and node.func.value.id == "torch"

@@ -4,7 +4,6 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -37,6 +36,10 @@ CASES = [
     for case in b(WORKLOAD)
     if not case.name.startswith((*ALIKE, SAMPLERS_IN_LAB))
 ]
+FIGURES = {  # of what has figures from processes of its own, and a case that does
+    "gnnsys.bench.partition.contest": "partition/rmat-2k/memory",
+    "gnnsys.bench.store.checks": "store/checks/1000 rows",
+}
 LAB_CASES = [case for b in load_suite(IN_LAB) for case in b(WORKLOAD)]
 
 
@@ -59,17 +62,11 @@ def run_forked(
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_processes():
-    """Twenty processes tell a figure each. The first of each module is a fresh one, others need not import torch."""
-    fresh: set[str] = set()
-
-    def run(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
-        is_first = command[2] not in fresh
-        fresh.add(command[2])
-        return subprocess.run(command, **options) if is_first else run_forked(command, **options)
-
+    """Twenty processes tell a figure each, and need not import torch."""
+    forked = SimpleNamespace(run=run_forked, TimeoutExpired=subprocess.TimeoutExpired)
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("gnnsys.bench.partition.contest", "gnnsys.bench.store.checks"):
-            patch.setattr(sys.modules[name], "subprocess", SimpleNamespace(run=run))
+        for name in FIGURES:
+            patch.setattr(sys.modules[name], "subprocess", forked)
         with forking(child_process, server_process):
             yield
 
@@ -90,6 +87,14 @@ def test_a_case_runs_and_fills_its_rows(case: Case):
         assert (row.reason is None) == without.isdisjoint(versus.peers)
     assert set(report.absent) <= set(case.missing or {})
     assert not [reason for reason in measured.refused.values() if reason.startswith(OUR_MISTAKES)]
+
+
+@pytest.mark.long  # the same cases have the same processes forked, above
+@pytest.mark.parametrize("module", FIGURES)
+def test_figures_come_from_fresh_processes_too(module: str, monkeypatch):
+    monkeypatch.setattr(sys.modules[module], "subprocess", subprocess)
+    (case,) = [case.values[0] for case in CASES if case.id == FIGURES[module]]
+    test_a_case_runs_and_fills_its_rows(case)
 
 
 def test_case_names_are_unique_within_a_suite():

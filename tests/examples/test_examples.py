@@ -65,7 +65,7 @@ def test_guided_training_reads_less_of_other_machines_and_learns_as_well(tmp_pat
         "import runpy, sys; from tests.support.spare_servers import keep_spare_explainers; keep_spare_explainers(); "
         "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
     )
-    options = ["--epochs", "10", "--batch-size", "48", "--fanout", "5", "5", "--columns", "0.6"]
+    options = ["--epochs", "8", "--batch-size", "48", "--fanout", "5", "5", "--columns", "0.6"]
     guide = ["--exact", "--every", "5"]
     first, _ = run_ranks(program, [1, 1], EXAMPLES / "guided.py", tmp_path / "parts", *options, *guide)
     plain, _ = run_ranks(program, [1, 1], EXAMPLES / "guided.py", tmp_path / "parts", *options, "--no-guide")

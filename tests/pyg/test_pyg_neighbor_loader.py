@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import inspect
-import subprocess
-import sys
 import threading
 import time
 import warnings
@@ -23,6 +21,7 @@ import gnnsys  # noqa: E402
 from gnnsys.comm import BatchLoop, RequestContext, current_context  # noqa: E402
 from gnnsys.pyg import LinkNeighborLoader, NeighborLoader, NeighborSampler  # noqa: E402
 from tests.support.grid import every_value  # noqa: E402
+from tests.support.processes import run_code  # noqa: E402
 
 NUM_NODES, NUM_EDGES = 200, 1600
 
@@ -609,7 +608,8 @@ except ImportError as error:
 else:
     raise SystemExit("gnnsys.pyg was imported without PyG")
 """
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+    ended = run_code(script)  # which has imported all of gnnsys by now
+    assert ended.returncode == 0, ended
 
 
 def test_both_faces_sample_the_same_under_the_same_seed(data: Data) -> None:

@@ -26,17 +26,17 @@ try:
     while True:  # no step fails: the store and the other rank are there
         dist.all_reduce(torch.ones(1))
         session.status()
-        time.sleep(0.01)
+        time.sleep(0.1)
 finally:  # rank 0 has heeded the signal
     while session.rank == 1:
-        time.sleep(0.01)
+        time.sleep(0.1)
 """
 
 
 def test_trainers_and_server_end_when_the_agent_that_launched_them_is_killed(tmp_path):
     told = tmp_path / "pids"
     with processes() as running:
-        start_agents(running, TRAIN, [2], LOST_AFTER, told, fresh=True)
+        start_agents(running, TRAIN, [2], LOST_AFTER, told, fresh_ranks=True)
         await_true(lambda: told.exists() and told.read_text().count("\n") == 2, "the ranks")
         pids = json.loads(told.read_text().splitlines()[0])
         try:

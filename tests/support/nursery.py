@@ -4,8 +4,8 @@ Such a rank is what `python program.py` makes of it: a session of its own, its o
 `__main__`, threads and exit functions that are waited for; only the interpreter is not taken apart after success. There
 are two nurseries, so that neighbouring ranks hash strings differently, as processes do that were started one by one.
 All workers of a run have the same two: importing everything takes seconds.
-torchrun's agents come from here too, and fork their ranks (tests/support/torchrun.py). Agents, ranks and servers as
-users have them, each in a fresh process, are in tests/session/test_torchrun_agent.py and in the tests that use the lab.
+torchrun's agents come from here too, and fork their ranks (tests/support/torchrun.py). As users have them, each in a
+fresh process, ranks and servers are in tests/session/test_torchrun_agent.py, and agents in tests/lab/test_lab.py.
 `python -m tests.support.nursery FD` is the process.
 """
 
@@ -200,6 +200,8 @@ def main() -> None:
 
 def import_everything() -> None:
     importlib.import_module("torch._dynamo")  # what the first optimizer of a process loads
+    importlib.import_module("torch.distributed.run")  # torchrun, which may be an agent of this process
+    importlib.import_module("tests.support.spare_servers")
 
     import gnnsys
     import gnnsys.nn

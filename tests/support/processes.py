@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TAIL = 6000
 HANGS_AFTER = 180.0  # seconds: what has not come by then does not come, however slow the machine is
 AGENT = "import sys; from tests.support.torchrun import main; main(sys.argv[1:])"  # torchrun, whose ranks are forked
+PLAIN_AGENT = "import sys; from torch.distributed.run import main; main(sys.argv[1:])"
 
 
 @dataclass
@@ -254,23 +255,23 @@ def start_agents(
     *arguments: object,
     environment: Mapping[str, str] | None = None,
     options: Sequence[str] = (),
-    fresh: bool = False,
+    fresh_ranks: bool = False,
 ) -> None:
     """Starts a torchrun agent per machine and returns at once; `read_ranks` tells what their ranks printed.
 
-    `fresh`: each agent, rank and server in an interpreter of its own, as users have them.
+    `fresh_ranks`: each rank and server in an interpreter of its own, as users have them; only agents are forked.
     """
     (running.folder / "program.py").write_text(program)
     script = running.folder / "runner.py"
     script.write_text(_RUNNER.format(folder=str(running.folder)))
     agent = running.folder / "agent.py"
-    agent.write_text(AGENT)
+    agent.write_text(PLAIN_AGENT if fresh_ranks else AGENT)
     for machine, count in enumerate(trainers):
         shape = ["--nnodes", len(trainers), "--nproc-per-node", count, "--monitor-interval", "0.1"]
         place = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{running.store_port()}", "--rdzv-id", "test"]
         place += ["--rdzv-conf", "is_host=0", "--local-addr", "127.0.0.1"]
         given = [*shape, *place, *options, script, *arguments]
-        if forks_ranks() and not fresh:
+        if forks_ranks():
             running.fork(f"torchrun {machine}", machine, agent, given, environment or {})
         else:
             launcher = [sys.executable, "-m", "torch.distributed.run"]

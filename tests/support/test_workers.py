@@ -35,14 +35,16 @@ def chosen(args: list[str], **options: object) -> SimpleNamespace:
 def two_processors(monkeypatch):
     monkeypatch.setattr(workers.os, "sched_getaffinity", lambda _: {0, 1})
     monkeypatch.delenv("GNNSYS_SANITIZER", raising=False)
-    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    for name in ("OMP_WAIT_POLICY", "OMP_NUM_THREADS"):
+        monkeypatch.setenv(name, "")  # what a test sets is taken back
+        monkeypatch.delenv(name)
 
 
 def test_all_tests_run_in_two_processes_more_than_there_are_processors_file_by_file():
     option = chosen(["tests"])
     assert (option.numprocesses, option.dist, option.loadscopereorder) == (4, "loadfile", False)
     assert option.maxworkerrestart == "0"  # who crashes ends the run
-    assert os.environ["OMP_WAIT_POLICY"] == "passive"
+    assert (os.environ["OMP_WAIT_POLICY"], os.environ["OMP_NUM_THREADS"]) == ("passive", "1")
 
 
 def test_leaving_out_what_is_long_leaves_all_processors_to_the_rest():
@@ -85,7 +87,7 @@ def test_whoever_wants_to_see_tests_one_by_one_does(options):
 
 
 def test_a_part_of_the_tests_runs_in_one_process_and_a_number_that_was_given_stays(monkeypatch):
-    assert chosen(["tests/store"]).numprocesses is None and "OMP_WAIT_POLICY" not in os.environ
+    assert chosen(["tests/store"]).numprocesses is None and not {"OMP_WAIT_POLICY", "OMP_NUM_THREADS"} & set(os.environ)
     assert [chosen(["tests"], numprocesses=number).numprocesses for number in (0, 7)] == [0, 7]
     monkeypatch.setenv("GNNSYS_SANITIZER", "address")
     assert chosen(["tests"]).numprocesses is None

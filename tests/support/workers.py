@@ -7,7 +7,8 @@ what runs at the end is short, and no processor waits for another. A test that l
 quotas that are kept, every lab there is) is marked `alone`: no other test runs while it does, and these are the very
 first, while what ranks are forked from is made. A test that takes long, and whose promise a shorter one keeps,
 is marked `long`: `make test` leaves it out, `make check-all` does not. `pytest` and `make test` without arguments use
-all processors where pytest-xdist is; parts of the suite run in one process, and `-n` says otherwise.
+all processors where pytest-xdist is; parts of the suite run in one process, and `-n` says otherwise. Workers are forked
+from one process that has imported the tests (tests/support/forked_workers.py).
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ def choose_workers(config: pytest.Config) -> None:
         if options.maxworkerrestart is None:  # one that crashed has failed the run, and its files would not come back
             options.maxworkerrestart = "0"
     if getattr(options, "numprocesses", 0):
-        # Threads of OpenMP that spin while they wait take the processor from those of another worker.
+        # Workers use all processors: threads of OpenMP would take them from other workers, most of all while they spin.
+        # What is promised of several threads is in tests that ask for them (`torch.set_num_threads`).
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
