@@ -11,7 +11,7 @@ from gnnsys.loader.identity import NAME, check_made_of, check_sampling, checksum
 from gnnsys.loader.link_inputs import make_seeder
 from gnnsys.loader.link_loader import LinkNeighborLoader
 from gnnsys.loader.link_seeds import LinkSeeder, LinkSeeds
-from gnnsys.loader.links import EdgeInputs, Exclusion, LinkReader, Links, supervision_edges
+from gnnsys.loader.links import EdgeInputs, Exclusion, LinkReader, Links, check_link_weights, supervision_edges
 from gnnsys.loader.loader_guide import BatchNumbers, LoaderGuide
 from gnnsys.loader.local_negatives import LocalNegatives
 from gnnsys.loader.negative_kinds import Drawn, LinkEnd, NegativeKind, NegativesWanted, NodeDrawer
@@ -67,6 +67,7 @@ __all__ = [
     "Ticket",
     "TypeValues",
     "UniformNegatives",
+    "check_link_weights",
     "check_made_of",
     "check_sampling",
     "check_times",

@@ -6,10 +6,10 @@ CSC or an edge_index (`batch.edge_index_dict`). Destinations of a type are alway
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -39,10 +39,14 @@ Metadata: TypeAlias = HasTypes | tuple[Sequence[NodeType], Sequence[EdgeType]]
 
 def types_of(metadata: Metadata) -> tuple[list[NodeType], list[EdgeType]]:
     """Node types and edge types of a graph, of a batch, or of PyG's `data.metadata()`."""
-    if isinstance(metadata, tuple):
+    if isinstance(metadata, (tuple, list)):
+        if len(metadata) != 2 or not _are(str, metadata[0]) or not _are((tuple, list), metadata[1]):
+            raise ValueError(f"{_METADATA}, got a {type(metadata).__name__}: {some(metadata)}")
         node_types, edge_types = list(metadata[0]), [tuple(t) for t in metadata[1]]
-    else:
+    elif hasattr(metadata, "node_types") and hasattr(metadata, "edge_types"):
         node_types, edge_types = list(metadata.node_types), list(metadata.edge_types)
+    else:
+        raise ValueError(f"{_METADATA}, got a {type(metadata).__name__}")
     for edge_type in edge_types:
         if len(edge_type) != 3 or edge_type[0] not in node_types or edge_type[2] not in node_types:
             raise ValueError(
@@ -50,6 +54,13 @@ def types_of(metadata: Metadata) -> tuple[list[NodeType], list[EdgeType]]:
                 f"{some(node_types)}"
             )
     return node_types, edge_types  # type: ignore[return-value]
+
+
+_METADATA = "metadata must be a graph, parts of one, a batch, or PyG's pair (node types, edge types) of data.metadata()"
+
+
+def _are(kind: type | tuple[type, ...], given: Any) -> bool:
+    return isinstance(given, Collection) and not isinstance(given, str) and all(isinstance(one, kind) for one in given)
 
 
 def module_key(key: NodeType | EdgeType) -> str:

@@ -10,7 +10,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, NodeSamplerInput
 
 from gnnsys.graph import EDGE, NODE, Graph, as_links, ids_or_mask, some
-from gnnsys.loader import check_times, edge_index_of
+from gnnsys.loader import check_link_weights, check_times, edge_index_of
 from gnnsys.pyg.sampler import NeighborSampler
 from gnnsys.seeds import Share
 
@@ -32,6 +32,18 @@ def check_share(share: Any, kwargs: dict[str, Any]) -> None:
         raise ValueError(f"{named} does not go with a rank's share, which has its batches: leave it away, or give ids")
     if len(share.ids) == 0:
         kwargs["shuffle"] = False  # torch shuffles no empty list
+
+
+def checked_weights(given: Any, num_links: int) -> Tensor | None:
+    """`edge_label_weight` on the host, one finite number >= 0 for each link; ValueError for anything else."""
+    if given is None:
+        return None
+    if not isinstance(given, Tensor) or not given.is_floating_point() or list(given.shape) != [num_links]:
+        got = f"{given.dtype} {list(given.shape)}" if isinstance(given, Tensor) else repr(given)
+        raise ValueError(
+            f"edge_label_weight must be a floating point tensor with one entry per link, {num_links}, got {got}"
+        )
+    return check_link_weights(given.cpu(), "edge_label_weight")
 
 
 def check_index(index: Tensor, num_inputs: int) -> None:

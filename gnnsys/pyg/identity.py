@@ -14,7 +14,7 @@ _NAMES = ("node", "row", "col", "label", "time")  # attributes of PyG's inputs, 
 
 
 def fingerprint(inputs: Any) -> int:
-    """A CRC-32 of PyG's sampler inputs: ids in their order, labels, times and type."""
+    """A CRC-32 of PyG's sampler inputs: ids in their order, labels, times, weights and type."""
     told = zlib.crc32(repr(inputs.input_type).encode())
     ids = getattr(inputs, "ids", None)  # links that are edges in parts have ids, or a range of them
     values = [getattr(inputs, name, None) for name in _NAMES]
@@ -22,7 +22,8 @@ def fingerprint(inputs: Any) -> int:
         told = zlib.crc32(b"-" if value is None else b"+", told)
         if isinstance(value, Tensor):
             told = checksum(value, before=told)
-    return told
+    weight = getattr(inputs, "weight", None)
+    return told if weight is None else checksum(weight, before=told)  # without any, as in states of before there were
 
 
 def check_options(state: Mapping[str, Any], ours: Mapping[str, Any]) -> None:

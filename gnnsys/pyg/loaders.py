@@ -19,7 +19,14 @@ from torch_geometric.sampler.base import SubgraphType
 from gnnsys.comm import use_context
 from gnnsys.graph import EdgeType
 from gnnsys.loader import Names
-from gnnsys.pyg.arguments import check_kwargs, check_links, check_nodes, complete_links, complete_nodes
+from gnnsys.pyg.arguments import (
+    check_kwargs,
+    check_links,
+    check_nodes,
+    checked_weights,
+    complete_links,
+    complete_nodes,
+)
 from gnnsys.pyg.join import describe
 from gnnsys.pyg.parts import LinkInputs, resolve_input_nodes, resolve_links
 from gnnsys.pyg.sampler import NeighborSampler
@@ -130,7 +137,8 @@ class LinkNeighborLoader(ThreadedLoader, torch_geometric.loader.LinkNeighborLoad
 
     We deviate from PyG in one thing: a batch's own links, and their reverses, are not among the edges that messages are
     passed over. `exclude_supervision=False` gives PyG's behaviour. `seed` is as in `NeighborLoader`, and also fixes the
-    negatives.
+    negatives. `edge_label_weight`, which PyG has not, is what each link counts, finite floats >= 0 [num_links]: batches
+    have it beside `edge_label`, with ones for negatives; of triplets there is one for each of `dst_pos_index`.
     """
 
     def __init__(
@@ -159,6 +167,7 @@ class LinkNeighborLoader(ThreadedLoader, torch_geometric.loader.LinkNeighborLoad
         fetch: Names | None = None,
         wire_dtype: torch.dtype | None = None,
         exclude_supervision: bool = True,
+        edge_label_weight: Tensor | None = None,
         **kwargs: Any,
     ) -> None:
         check_kwargs(kwargs)
@@ -186,7 +195,11 @@ class LinkNeighborLoader(ThreadedLoader, torch_geometric.loader.LinkNeighborLoad
                 directed=directed,
                 exclude_supervision=exclude_supervision,
             )
-        own_values = {"edge_label": edge_label, "edge_label_time": edge_label_time}
+        own_values = {
+            "edge_label": edge_label,
+            "edge_label_time": edge_label_time,
+            "edge_label_weight": edge_label_weight,
+        }
         self._prepare(data, neighbor_sampler, seed, kwargs, given, own_values, fetch, wire_dtype)
         if graph is not None:
             edge_label_index, links = resolve_links(graph, given)
@@ -218,6 +231,7 @@ class LinkNeighborLoader(ThreadedLoader, torch_geometric.loader.LinkNeighborLoad
             links.label, links.time = self.input_data.label, self.input_data.time
             links.check()
             self.input_data, self.edge_label_index = links, given
+        self.input_data.weight = checked_weights(edge_label_weight, len(self.dataset))  # type: ignore[arg-type]
         if isinstance(neighbor_sampler, NeighborSampler):
             neighbor_sampler.prepare_links(self.input_data.input_type, self.neg_sampling)
 
@@ -242,6 +256,12 @@ class LinkNeighborLoader(ThreadedLoader, torch_geometric.loader.LinkNeighborLoad
         describe(batch, out)
         edge_type = self.input_data.input_type
         links, src, dst = (batch, batch, batch) if edge_type is None else _stores(batch, edge_type)
+        weight = self.input_data.weight
+        if weight is not None:
+            weight = weight[out.metadata[0].long()]
+            is_triplet = self.neg_sampling is not None and self.neg_sampling.is_triplet()
+            num_negatives = 0 if is_triplet else out.metadata[1].shape[1] - weight.numel()
+            links.edge_label_weight = torch.cat([weight, weight.new_ones(num_negatives)])
         if self.neg_sampling is None or self.neg_sampling.is_binary():
             links.input_id, links.edge_label_index, links.edge_label, links.edge_label_time = out.metadata
             return

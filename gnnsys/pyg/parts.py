@@ -84,6 +84,7 @@ class LinkInputs:
         self.input_type = input_type
         self.label: Tensor | None = None
         self.time: Tensor | None = None
+        self.weight: Tensor | None = None
 
     @property
     def ids(self) -> InputIds | None:

@@ -7,7 +7,7 @@ to the shards, which sum them over all ranks and update the rows. No rank holds 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -70,6 +70,7 @@ class DistEmbedding(nn.Module):
         self.requires_grad = True
         self.gradients = Gradients(dim)
         self._forwards = itertools.count()
+        self._anchor = torch.empty(0, requires_grad=True)  # has autograd pass by where rows were looked up
 
     @property
     def num_rows(self) -> int:
@@ -84,10 +85,10 @@ class DistEmbedding(nn.Module):
         (unique,), (place,) = compact([flat[:0]], [flat], [0])  # where the ids are: a GPU sends each once
         unique = unique.cpu()
         rows = self._rows(unique, ids.device, batch)
+        is_as_asked = ids.dim() == 1 and unique.numel() == flat.numel()  # each id once, and in their order
         if torch.is_grad_enabled() and self.requires_grad:
-            rows.requires_grad_()
-            self._collect(unique, rows)
-        return nn.functional.embedding(place.view(ids.shape), rows)
+            rows = _Watched.apply(self._anchor, rows, self._keep(unique, is_copied=is_as_asked))
+        return rows if is_as_asked else nn.functional.embedding(place.view(ids.shape), rows)
 
     def requires_grad_(self, requires_grad: bool = True) -> DistEmbedding:
         """Whether rows are trained. A model's own `requires_grad_` goes by its parameters, and leaves embeddings be."""
@@ -110,20 +111,36 @@ class DistEmbedding(nn.Module):
         (rows,) = self.store.pull([pull], batch=batch).result()
         return rows.to(device, non_blocking=True)
 
-    def _collect(self, ids: Tensor, rows: Tensor) -> None:
+    def _keep(self, ids: Tensor, *, is_copied: bool) -> Callable[[Tensor], None]:
+        """Takes the gradient of a forward pass's rows. A step changes it in place: what others may have is copied."""
         number = next(self._forwards)
 
-        def keep(leaf: Tensor) -> None:
-            assert leaf.grad is not None
-            self.gradients.add(number, ids, leaf.grad.detach())
-            leaf.grad = None
+        def keep(grad: Tensor) -> None:
+            grad = grad.detach()
+            own = grad.clone(memory_format=torch.contiguous_format) if is_copied else grad
+            self.gradients.add(number, ids, own)
 
-        rows.register_post_accumulate_grad_hook(keep)
+        return keep
 
     def __getstate__(self) -> dict[str, Any]:
         raise ValueError(
             f"embedding {self.name!r} lives in the shards: save it with embedding.store.save(name, folder)"
         )
+
+
+class _Watched(torch.autograd.Function):
+    """Rows as they are; the backward pass shows their gradient to `keep`, and ends there."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, rows: Tensor, keep: Callable[[Tensor], None]) -> Tensor:
+        ctx.keep = keep
+        ctx.mark_dirty(rows)  # nobody else has them: not a view, so that users may change them in place
+        return rows
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None]:  # type: ignore[override]
+        ctx.keep(grad)
+        return None, None, None
 
 
 def _placed(

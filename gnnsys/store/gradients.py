@@ -50,6 +50,8 @@ class Gradients:
         if len(taken) > 1 and any(grads.is_cuda for _, _, grads in taken):
             ids, total = _added(taken)
             return ids, total.cpu()
+        if len(taken) == 1:
+            return taken[0][1], taken[0][2].cpu()
         return torch.cat([ids for _, ids, _ in taken]), torch.cat([grads.cpu() for _, _, grads in taken])
 
     def clear(self, *, set_to_none: bool) -> None:

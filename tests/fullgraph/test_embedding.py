@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import gnnsys
 from gnnsys.fullgraph import ByNodeType, HybridParallel
 from gnnsys.graph import Graph, typed_graph
-from gnnsys.nn import RGCN, SAGEConv, TypedRGCNConv
+from gnnsys.nn import RGCN, InputEncoder, SAGEConv, TypedRGCNConv
 from gnnsys.partition import partition_graph
 from gnnsys.store import DistEmbedding, SparseAdam, SparseSGD
 from tests.fullgraph.dense import random_graph
@@ -141,6 +141,15 @@ def test_an_embedding_inside_the_model_is_refused_with_what_to_write(tmp_path):
         by_type = ByNodeType({"author": DistEmbedding(graph, dim=DIM, node_type="node", name="other")})
         with pytest.raises(ValueError, match=r"^DistEmb.* = embedding\(model.share.global_ids\('author'\)\)"):
             HybridParallel([by_type, conv], typed)
+
+
+def test_an_input_encoder_among_the_layers_is_refused_when_the_model_is_made():
+    typed = make_typed()
+    conv = TypedRGCNConv(DIM, 3, typed.edge_types)
+    encoder = InputEncoder(typed, DIM, embed=["author"])
+    for first in (encoder, nn.Sequential(encoder), ByNodeType({"author": encoder, "paper": nn.Identity()})):
+        with pytest.raises(ValueError, match=r"^InputEncoder takes a batch .* layers are given rows: .* ByNodeType"):
+            HybridParallel([first, conv], typed)
 
 
 class Categories(nn.Module):

@@ -271,6 +271,10 @@ def test_bad_use_says_what_to_do(graph: Graph, batch: Any):
             lambda: counted(batch["paper"].num_sampled_nodes),
         ),
         ("attention_mechanism", lambda: RGATConv(4, 8, 3, attention_mechanism="none")),
+        (r"^metadata must be a graph, .* pair \(node types, edge types\)", lambda: HGTConv(4, 8, list(edge_types))),
+        (r"^metadata must be a graph, .*got a list", lambda: RGCN(4, 8, 1, metadata=list(edge_types)[:2])),
+        (r"^metadata must be a graph, .*got a tuple", lambda: HGT(4, 8, 1, metadata=edge_types[0][:2])),
+        (r"^metadata must be a graph, .*got a int", lambda: HGT(4, 8, 1, metadata=3)),
         ("edge_type must be given", lambda: RGATConv(64, 8, 3)(x["paper"], edges["paper", "cites", "paper"])),
     ]:
         with pytest.raises(ValueError, match=message):

@@ -170,3 +170,42 @@ def test_names_in_the_users_data_that_batches_set_are_treated_as_pyg_does() -> N
     batch = next(iter(gnnsys.pyg.NeighborLoader(data, [2], batch_size=5)))
     assert torch.equal(batch.n_id[:5], torch.arange(1000, 1005))  # kept, as PyG keeps it: joined by node
     assert batch.batch_size == 5  # PyG's own
+
+
+@pytest.mark.parametrize(("neg_sampling", "negatives"), [(None, 0), ("binary", 1), (("binary", 2), 2), ("triplet", 0)])
+def test_a_batch_of_pygs_has_the_weights_of_its_links_and_ones_for_negatives(neg_sampling: Any, negatives: int) -> None:
+    links = EDGES[:, ::9]
+    weights = torch.rand(links.shape[1], generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    options: dict[str, Any] = {"neg_sampling": neg_sampling, "batch_size": 8, "shuffle": True}
+    for data, given, store in (
+        (plain(), links, lambda batch: batch),
+        (typed(), (("a", "to", "a"), links), lambda batch: batch["a", "to", "a"]),
+    ):
+        loader = gnnsys.pyg.LinkNeighborLoader(data, [2], given, edge_label_weight=weights, **options)
+        seen = []
+        for batch in map(store, loader):
+            ones = torch.ones(negatives * batch.input_id.numel(), dtype=torch.float64)
+            assert torch.equal(batch.edge_label_weight, torch.cat([weights[batch.input_id], ones]))
+            if neg_sampling != "triplet":
+                assert batch.edge_label_index.shape[1] == batch.edge_label_weight.numel()
+            seen.append(batch.input_id)
+        assert torch.equal(torch.cat(seen).sort().values, torch.arange(links.shape[1]))
+        other = gnnsys.pyg.LinkNeighborLoader(data, [2], given, edge_label_weight=weights + 1, **options)
+        with pytest.raises(ValueError, match="inputs, but not these"):
+            other.load_state_dict(loader.state_dict())
+        without = gnnsys.pyg.LinkNeighborLoader(data, [2], given, **options)
+        assert "edge_label_weight" not in store(next(iter(without)))
+
+
+@pytest.mark.parametrize(
+    ("weight", "problem"),
+    [
+        (torch.rand(5), r"one entry per link, 300, got torch.float32 \[5\]"),
+        (torch.ones(300, dtype=torch.int64), r"floating point tensor .* got torch.int64 \[300\]"),
+        ("times_seen", "got 'times_seen'"),
+        (torch.full((300,), -1.0), "must be finite and >= 0, got -1.0 at link 0"),
+    ],
+)
+def test_weights_that_are_none_are_refused_when_the_loader_is_made(weight: Any, problem: str) -> None:
+    with pytest.raises(ValueError, match=f"edge_label_weight must .*{problem}|edge_label_weight {problem}"):
+        gnnsys.pyg.LinkNeighborLoader(plain(), [2], EDGES, edge_label_weight=weight)

@@ -50,6 +50,22 @@ def test_training_alone_is_torchs_sparse_training(optimizer):
         torch.testing.assert_close(embedding.table[:], oracle.weight.detach(), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("ids", [[7, 3, 90], [[7, 3], [90, 11]], [7, 3, 7]], ids=["distinct", "two dims", "repeated"])
+def test_rows_may_be_changed_in_place_and_gradients_are_nobody_elses(ids):
+    """A step negates what it maximizes, in place: what a hook was shown stays as it was."""
+    with alone(3) as store:
+        embedding, shown = DistEmbedding(store, ROWS, DIM, "emb"), []
+        oracle = nn.Embedding.from_pretrained(embedding.table[:].clone(), freeze=False)
+        for rows in (embedding(torch.tensor(ids)), oracle(torch.tensor(ids))):
+            rows.register_hook(shown.append)
+            rows.mul_(2).square().sum().backward()
+        touched, grads = embedding.gradients._entries[0][1:]
+        assert torch.equal(grads, oracle.weight.grad[touched])
+        before = [grad.clone() for grad in shown]
+        SparseAdam([embedding], lr=0.05, maximize=True).step()
+        assert len(shown) == 2 and all(torch.equal(*pair) for pair in zip(shown, before, strict=True))
+
+
 @pytest.mark.parametrize(("layout", "ranks"), [([0], 1), ([0, 0], 2), ([0, 1], 2), ([0, 1, 1], 4)])
 def test_the_same_global_batch_gives_the_same_rows_on_any_number_of_ranks(layout, ranks):
     with alone() as store:

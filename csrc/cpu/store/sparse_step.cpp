@@ -5,6 +5,7 @@
 // a row, so nothing depends on the number of threads. Work: a hash of every id, one read of every gradient, one read
 // and write of every row touched and its state.
 #include "common/id_range.h"
+#include "common/prefetch.h"
 #include "common/register.h"
 #include "common/tensors.h"
 #include "cpu/id_table.h"
@@ -21,6 +22,7 @@ namespace gnnsys {
 namespace {
 
 constexpr int64_t kValuesPerThread = 1 << 14;
+constexpr int64_t kAhead = 4;  // rows that are on their way from memory while one is updated
 
 // The gradients of all ranks, grouped by the row they are for, groups in first-seen order.
 struct Grouped {
@@ -89,10 +91,10 @@ Grouped group_gradients(const std::vector<Tensor>& ids, const std::vector<Tensor
   return out;
 }
 
-// Calls change(row, gradient) once for every row named, with all of `locks` held.
+// Calls change(row, gradient) once for every row named, with all of `locks` held. `touched` are the table and its states.
 template <typename Change>
 int64_t step(const Tensor& rows, const std::vector<Tensor>& ids, const std::vector<Tensor>& grads, double ranks,
-             const std::array<Versions, 3>& locks, const Change& change) {
+             const std::array<Versions, 3>& locks, const std::vector<const float*>& touched, const Change& change) {
   const int64_t size = row_size(rows);
   const Grouped grouped = group_gradients(ids, grads, size);
   const auto num_groups = static_cast<int64_t>(grouped.rows.size());
@@ -104,6 +106,12 @@ int64_t step(const Tensor& rows, const std::vector<Tensor>& ids, const std::vect
     const Range mine = share_of(num_groups, t, n);
     float* const sum = scratch.data() + t * size;
     for (int64_t g = mine.begin; g < mine.end; ++g) {
+      if (g + kAhead < mine.end) {
+        const int64_t ahead = grouped.rows[static_cast<size_t>(g + kAhead)] * size;
+        for (const float* const table : touched) {
+          prefetch_read(table + ahead, size * static_cast<int64_t>(sizeof(float)));
+        }
+      }
       const auto first = grouped.begin[static_cast<size_t>(g)];
       const auto end = grouped.begin[static_cast<size_t>(g) + 1];
       std::copy_n(grouped.members[static_cast<size_t>(first)], size, sum);
@@ -171,15 +179,19 @@ int64_t sparse_adam_step(Tensor rows, Tensor exp_avg, Tensor exp_avg_sq, std::ve
   const auto rest2 = static_cast<float>(1.0 - beta2);
   const auto small = static_cast<float>(eps);
   const auto negative = static_cast<float>(-step_size);
-  return step(rows, ids, grads, ranks, locks, [=](int64_t at, int64_t size, const float* grad) {
+  const auto change = [=](int64_t at, int64_t size, const float* __restrict grad) {
+    float* const __restrict x = row + at;
+    float* const __restrict first = average + at;
+    float* const __restrict second = square + at;
     for (int64_t i = 0; i < size; ++i) {
-      const float m = (grad[i] - average[at + i]) * rest1 + average[at + i];
-      const float v = (grad[i] * grad[i] - square[at + i]) * rest2 + square[at + i];
-      average[at + i] = m;
-      square[at + i] = v;
-      row[at + i] += negative * (m / (std::sqrt(v) + small));
+      const float m = (grad[i] - first[i]) * rest1 + first[i];
+      const float v = (grad[i] * grad[i] - second[i]) * rest2 + second[i];
+      first[i] = m;
+      second[i] = v;
+      x[i] += negative * (m / (std::sqrt(v) + small));
     }
-  });
+  };
+  return step(rows, ids, grads, ranks, locks, {row, average, square}, change);
 }
 
 // torch.optim.Adagrad on sparse gradients: s += g^2, row -= step_size g / (sqrt(s) + eps), where
@@ -195,12 +207,15 @@ int64_t sparse_adagrad_step(Tensor rows, Tensor sum, std::vector<Tensor> version
   float* const squares = mutable_data<float>(sum);
   const auto small = static_cast<float>(eps);
   const auto negative = static_cast<float>(-step_size);
-  return step(rows, ids, grads, ranks, locks, [=](int64_t at, int64_t size, const float* grad) {
+  const auto change = [=](int64_t at, int64_t size, const float* __restrict grad) {
+    float* const __restrict x = row + at;
+    float* const __restrict s = squares + at;
     for (int64_t i = 0; i < size; ++i) {
-      squares[at + i] += grad[i] * grad[i];
-      row[at + i] += negative * (grad[i] / (std::sqrt(squares[at + i]) + small));
+      s[i] += grad[i] * grad[i];
+      x[i] += negative * (grad[i] / (std::sqrt(s[i]) + small));
     }
-  });
+  };
+  return step(rows, ids, grads, ranks, locks, {row, squares}, change);
 }
 
 }  // namespace

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from gnnsys.bench.dist.task import Task
+from gnnsys.bench.lab_jobs import trainer_environment
 from gnnsys.lab import Command, Lab, wait_all
 
 PROGRAM = [sys.executable, "-m", "gnnsys.bench.dist.distdgl_run"]
@@ -53,34 +54,62 @@ def run_distdgl(
     if task.num_hosts > len(lab.hosts):
         raise ValueError(f"the task needs {task.num_hosts} hosts, the lab has {len(lab.hosts)}")
     hosts = list(lab.hosts)[: task.num_hosts]
-    (folder / "ip_config.txt").write_text("".join(f"{lab.address(host, 4)} {PORT}\n" for host in hosts))
     (folder / "figures.json").unlink(missing_ok=True)
-    env = {
-        "DGLBACKEND": "pytorch",
-        "DGL_DIST_MODE": "distributed",
-        "DGL_IP_CONFIG": str(folder / "ip_config.txt"),
-        "DGL_CONF_PATH": str(folder / "parts" / "graph.json"),
-        "DGL_NUM_SERVER": "1",
-        "DGL_NUM_CLIENT": str(task.num_trainers * (1 + num_samplers)),
-        "DGL_NUM_SAMPLER": str(num_samplers),
-        "DGL_GRAPH_FORMAT": "csc",
-        "DGL_KEEP_ALIVE": "0",
-        "OMP_NUM_THREADS": str(num_threads),
-        "PYTHONUNBUFFERED": "1",
-    }
-    group = {"WORLD_SIZE": str(task.num_trainers), "MASTER_ADDR": lab.address(hosts[0], 4), "MASTER_PORT": str(PORT + 100)}
     before, used = lab.bytes(), {host: lab.usage(host).cpu_seconds for host in hosts}
+    run_processes(
+        lab, folder, PROGRAM, hosts, task.trainers_per_host,
+        num_samplers=num_samplers, num_threads=num_threads, timeout=timeout, heard=heard,
+    )  # fmt: skip
+    figures = json.loads((folder / "figures.json").read_text())
+    moved = {host: lab.bytes()[host] - before[host] for host in hosts}
+    figures["bytes_in"] = {str(host): traffic.bytes_in for host, traffic in moved.items()}
+    figures["bytes_out"] = {str(host): traffic.bytes_out for host, traffic in moved.items()}
+    figures["cpu_seconds"] = {str(host): lab.usage(host).cpu_seconds - used[host] for host in hosts}
+    return figures | {"num_samplers": num_samplers, "num_threads": num_threads}
+
+
+def run_processes(
+    lab: Lab,
+    folder: Path,
+    program: Sequence[str],
+    hosts: Sequence[int],
+    trainers_per_host: int,
+    *,
+    num_samplers: int = 0,
+    num_threads: int = 1,
+    timeout: float = 1800.0,
+    heard: Callable[[int, str], None] | None = None,
+) -> None:
+    """Runs `program serve FOLDER` and as many `program train FOLDER` as there are trainers, on every host, to the end.
+
+    DGL's parts are in FOLDER/parts; `heard` gets the trainers' lines.
+    """
+    (folder / "ip_config.txt").write_text("".join(f"{lab.address(host, 4)} {PORT}\n" for host in hosts))
+    num_trainers = trainers_per_host * len(hosts)
+    env = trainer_environment(
+        DGLBACKEND="pytorch",
+        DGL_DIST_MODE="distributed",
+        DGL_IP_CONFIG=str(folder / "ip_config.txt"),
+        DGL_CONF_PATH=str(folder / "parts" / "graph.json"),
+        DGL_NUM_SERVER="1",
+        DGL_NUM_CLIENT=str(num_trainers * (1 + num_samplers)),
+        DGL_NUM_SAMPLER=str(num_samplers),
+        DGL_GRAPH_FORMAT="csc",
+        DGL_KEEP_ALIVE="0",
+        OMP_NUM_THREADS=str(num_threads),
+        PYTHONUNBUFFERED="1",
+    )
+    group = {"WORLD_SIZE": str(num_trainers), "MASTER_ADDR": lab.address(hosts[0], 4), "MASTER_PORT": str(PORT + 100)}
     servers: list[Command] = []
     trainers: list[Command] = []
     try:
         for index, host in enumerate(hosts):
             role = {"DGL_ROLE": "server", "DGL_SERVER_ID": str(index)}
-            servers.append(lab.start(host, [*PROGRAM, "serve", str(folder)], env=env | role))
-            for rank in range(index * task.trainers_per_host, (index + 1) * task.trainers_per_host):
+            servers.append(lab.start(host, [*program, "serve", str(folder)], env=env | role))
+            for rank in range(index * trainers_per_host, (index + 1) * trainers_per_host):
                 role = {"DGL_ROLE": "client", "RANK": str(rank)}
                 listen = None if heard is None else partial(heard, host)
-                command = [*PROGRAM, "train", str(folder)]
-                trainers.append(lab.start(host, command, env=env | group | role, heard=listen))
+                trainers.append(lab.start(host, [*program, "train", str(folder)], env=env | group | role, heard=listen))
         wait_all(trainers, timeout)
         wait_all(servers, 60.0, check=False)  # the first trainer has told them to end
     except RuntimeError as error:
@@ -89,12 +118,6 @@ def run_distdgl(
     finally:
         for started in (*trainers, *servers):
             started.kill()
-    figures = json.loads((folder / "figures.json").read_text())
-    moved = {host: lab.bytes()[host] - before[host] for host in hosts}
-    figures["bytes_in"] = {str(host): traffic.bytes_in for host, traffic in moved.items()}
-    figures["bytes_out"] = {str(host): traffic.bytes_out for host, traffic in moved.items()}
-    figures["cpu_seconds"] = {str(host): lab.usage(host).cpu_seconds - used[host] for host in hosts}
-    return figures | {"num_samplers": num_samplers, "num_threads": num_threads}
 
 
 def best_samples_per_s(figures: dict[str, Any]) -> float:

@@ -13,14 +13,25 @@ import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from gnnsys.bench.dist.phase import BEGIN, END, FIGURES, READY, Phase, go_file, save
-from gnnsys.bench.dist.task import Task
 from gnnsys.lab import Lab, HostTraffic, parse_rate
 from gnnsys.bench.lab_jobs import trainer_environment
 
 PROGRAM = "gnnsys.bench.dist.train"
+
+
+class JobTask(Protocol):
+    """What trainers are told, which they load from the job's folder."""
+
+    @property
+    def num_hosts(self) -> int: ...
+
+    @property
+    def trainers_per_host(self) -> int: ...
+
+    def save(self, folder: Path) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -88,7 +99,7 @@ def run_job(
     folder: Path,
     parts: Path,
     phases: Sequence[Phase],
-    task: Task,
+    task: JobTask,
     *,
     cpu: float | None,
     num_seed_parts: int | None = None,
@@ -99,14 +110,10 @@ def run_job(
 
     `module` is what every trainer runs.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    prepare_phases(folder, phases)
     task.save(folder)
-    save(phases, folder)
-    for phase in phases:
-        for word in (READY, BEGIN):
-            go_file(folder, word, phase.name).unlink(missing_ok=True)
     with Lab(task.num_hosts) as lab:
-        conductor = _Conductor(lab, folder, phases, cpu)
+        conductor = Conductor(lab, folder, phases, cpu)
         program = ["--nproc-per-node", str(task.trainers_per_host), "-m", module, str(folder), str(parts)]
         if num_seed_parts is not None:
             program.append(str(num_seed_parts))
@@ -119,8 +126,20 @@ def run_job(
     return found
 
 
-class _Conductor:
-    """Hears what rank 0 says and acts on it, in one thread: hosts' lines come from as many as there are hosts."""
+def prepare_phases(folder: Path, phases: Sequence[Phase]) -> None:
+    """Writes the phases where trainers look for them; nobody has said yet that they may go on."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save(phases, folder)
+    for phase in phases:
+        for word in (READY, BEGIN):
+            go_file(folder, word, phase.name).unlink(missing_ok=True)
+
+
+class Conductor:
+    """Hears what rank 0 says and acts on it: sets the rates of phases, and reads the counters.
+
+    In one thread, as hosts' lines come from as many as there are hosts.
+    """
 
     def __init__(self, lab: Lab, folder: Path, phases: Sequence[Phase], cpu: float | None) -> None:
         self._lab, self._folder, self._cpu = lab, folder, cpu

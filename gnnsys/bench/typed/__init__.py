@@ -1,12 +1,13 @@
 """`gnnsys bench typed`: layers of typed graphs beside PyG's, forward and backward, what they hold in memory, and an
 epoch of RGCN on a graph like MAG beside DGL's.
 
-With a GPU the layers' cases run there as well.
+With a GPU the layers' cases run there as well. `embeddings/...` are rows that are trained where they live, on two hosts
+of the lab, beside DistDGL's (needs root).
 """
 
 from gnnsys.bench.case import Benchmark
-from gnnsys.bench.typed import epoch, layers
+from gnnsys.bench.typed import embeddings, epoch, layers
 
-BENCHMARKS: list[Benchmark] = [*layers.BENCHMARKS, *epoch.BENCHMARKS]
+BENCHMARKS: list[Benchmark] = [*layers.BENCHMARKS, *epoch.BENCHMARKS, *embeddings.BENCHMARKS]
 
 __all__ = ["BENCHMARKS"]

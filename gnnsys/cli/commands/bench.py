@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(epochs with rows from another process), dist (training across hosts of the lab; needs root), fullgraph "
         "(training on the whole graph across hosts of the lab; needs root), samplers (what each costs and what a model "
         "learns by it; lab/ needs root), links (ranks among all nodes, negatives; lab/ needs root), typed (layers of "
-        "typed graphs) or gpu (kernels, sampling and epochs on a GPU)",
+        "typed graphs; embeddings/ needs root) or gpu (kernels, sampling and epochs on a GPU)",
     )
     parser.add_argument("--only", metavar="NAME", help="only cases whose name contains NAME (A|B: A or B)")
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works; targets not judged")
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         action="append",
         default=[],
-        help="a setting of `bench dist`, `bench fullgraph` or the jobs of `bench samplers` and `bench links`, such as "
+        help="a setting of `bench dist`, `bench fullgraph` or the jobs of `samplers`, `links` and `typed`, such as "
         "num_features=256, hosts=2 or cpu=0.9; may be repeated",
     )
     parser.add_argument("--json", metavar="FILE", type=Path, help="write rows, samples, hardware and versions to FILE")
@@ -102,10 +102,10 @@ def _run_against(args: argparse.Namespace, options: SuiteOptions) -> int:
 
 
 def _settings(suite: str, texts: list[str]) -> dict[str, str]:
-    if texts and suite not in ("dist", "fullgraph", "samplers", "links"):
-        raise ValueError(
-            f"--set is for `bench dist`, `bench fullgraph`, `bench samplers` and `bench links`: {suite} has no settings"
-        )
+    with_settings = ("dist", "fullgraph", "samplers", "links", "typed")
+    if texts and suite not in with_settings:
+        *most, last = (f"`bench {name}`" for name in with_settings)
+        raise ValueError(f"--set is for {', '.join(most)} and {last}: {suite} has no settings")
     pairs = [text.partition("=") for text in texts]
     for text, (name, equals, value) in zip(texts, pairs, strict=True):
         if not (name and equals and value):

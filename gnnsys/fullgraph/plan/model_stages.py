@@ -22,7 +22,7 @@ from gnnsys.fullgraph.plan.module_layout import StackDropout, flat
 from gnnsys.fullgraph.run.call_layer import arguments, call
 from gnnsys.fullgraph.run.typed_layer import TypedConv, TypedRowLayer
 from gnnsys.graph import NodeType
-from gnnsys.nn import is_batch_norm, module_key, runs_as, why_whole
+from gnnsys.nn import InputEncoder, is_batch_norm, module_key, runs_as, why_whole
 from gnnsys.ops import CSC, stream_key
 from gnnsys.store import DistEmbedding
 
@@ -211,7 +211,14 @@ def _check(module: nn.Module, types: GraphTypes | None) -> None:
 
 
 def _check_takes_rows(module: nn.Module, node_type: NodeType | None) -> None:
-    """That a module is no embedding, which takes ids. One that a user's own module calls is given what that says."""
+    """That a module is neither an embedding, which takes ids, nor an `InputEncoder`, which takes a batch. One that a
+    user's own module calls is given what that says."""
+    if type(module).forward is InputEncoder.forward:
+        raise ValueError(
+            f"{type(module).__name__} takes a batch or a graph, and layers are given rows: begin the list with "
+            "ByNodeType({node type: nn.Linear(...)}) for features instead, and look rows of embeddings up in front, "
+            "x['author'] = embedding(model.nodes['author'])"
+        )
     if type(module).forward not in (nn.Embedding.forward, DistEmbedding.forward):
         return
     at, of = ("", "") if node_type is None else (f"[{node_type!r}]", repr(node_type))
