@@ -70,7 +70,8 @@ class DistEmbedding(nn.Module):
         self.requires_grad = True
         self.gradients = Gradients(dim)
         self._forwards = itertools.count()
-        self._anchor = torch.empty(0, requires_grad=True)  # has autograd pass by where rows were looked up
+        # Has autograd pass by where rows were looked up.
+        self._anchor = torch.empty(0, device="cpu", requires_grad=True)
 
     @property
     def num_rows(self) -> int:

@@ -91,7 +91,7 @@ def assert_no_threads_soon() -> None:
 def test_signatures_are_pygs_with_keyword_only_additions(ours: type, theirs: type) -> None:
     expected = inspect.signature(theirs.__init__).parameters
     got = inspect.signature(ours.__init__).parameters
-    added = {"seed", "exclude_supervision", "fetch", "wire_dtype"}
+    added = {"seed", "exclude_supervision", "fetch", "wire_dtype", "edge_label_weight"}
     assert [n for n in got if n not in added] == list(expected)
     assert all(got[n].default == expected[n].default and got[n].kind == expected[n].kind for n in expected)
     assert all(got[n].kind is inspect.Parameter.KEYWORD_ONLY for n in added & set(got))

@@ -77,19 +77,20 @@ def told(tmp_path_factory):
             env |= {"GROUP_WORLD_SIZE": 2, "MASTER_ADDR": lab.names[0], "MASTER_PORT": 29500}
             texts = {name: str(value) for name, value in env.items()} | on_host(lab, host)
             running.start_rank(rank, folder / "program.py", [folder / "parts", LOST_AFTER], texts)
-        num_cuts = 0
+        heals: list[threading.Timer] = []  # one for each cut so far
 
         def is_over() -> bool:
             """Cuts the link for a while whenever rank 0 asks for it, until both have seen enough of that."""
-            nonlocal num_cuts
-            if running.output(0).count("CUT\n") > num_cuts:
-                num_cuts += 1
+            if running.output(0).count("CUT\n") > len(heals):
                 lab.cut(2)
-                threading.Timer(CUT_SECONDS, lab.heal, (2,)).start()
+                heals.append(threading.Timer(CUT_SECONDS, lab.heal, (2,)))
+                heals[-1].start()
             has_ended = any(process.poll() is not None for _, process in running.processes)
             return has_ended or all("CUT FOR GOOD" in running.output(rank) for rank in range(2))
 
         await_true(is_over, "the end of two epochs")
+        for heal in heals:
+            heal.join()  # else it would end the last cut, too
         lab.cut(2)
         ended = running.wait()
     assert [rank.returncode for rank in ended] == [0, 0], "\n".join(map(str, ended))
