@@ -24,7 +24,8 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int64_t kTileShare = 8;          // of what the op reads and writes
 constexpr int64_t kLeastTile = 32 << 20;  // bytes: fewer tiles, fewer launches
-constexpr int64_t kSmallProduct = 256 << 20;  // multiply-adds of a relation: below, launches take longer
+constexpr int64_t kSmallProduct = 256 << 20;  // multiply-adds of a relation, on average: below, launches take longer
+constexpr int64_t kLargestProduct = 4 * kSmallProduct;  // of any
 
 // out[k] = x[ids[k]], a thread per word.
 template <typename word, typename id_t>
@@ -247,7 +248,11 @@ class OnDevice {
         return false;
       }
       largest = std::max(largest, shape.in * shape.out);
-      multiply_adds += (groups.ends[r + 1] - groups.ends[r]) * shape.in * shape.out;
+      const int64_t of_relation = (groups.ends[r + 1] - groups.ends[r]) * shape.in * shape.out;
+      if (of_relation > kLargestProduct) {
+        return false;
+      }
+      multiply_adds += of_relation;
     }
     const auto num_relations = static_cast<int64_t>(relations.size());
     const int64_t num_shares = groups.num_groups() / kWeightRows + num_relations;

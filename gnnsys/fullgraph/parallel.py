@@ -106,7 +106,7 @@ class HybridParallel(nn.Module):
             raise ValueError("memory_budget sizes the bins: leave the schedule's packing away")
         if approximate is not None and not hasattr(approximate, "begin"):
             raise ValueError(f"approximate must be a policy, such as BoundarySampling(0.1), got {approximate!r}")
-        output_device = check_device(output_device)
+        output_device = check_device(output_device, "output_device")
         self.layers = _as_module(layers)
         types = (graph.typed.types if graph.typed else None) if isinstance(graph, RankShare) else GraphTypes.of(graph)
         reader = LayerReader(self.layers, tuple(edge_data or ()) if types is None else (EDGE_TYPE,), types)

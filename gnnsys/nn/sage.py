@@ -14,7 +14,7 @@ from gnnsys.nn.layer import GraphLayer
 from gnnsys.nn.layer_inputs import Edges, LayerInputs, Rows, resolve
 from gnnsys.nn.order import transform_first
 from gnnsys.nn.plain import as_written, is_bare_linear, is_bare_product, is_untouched
-from gnnsys.ops import CSC, can_fuse, spmm, spmm_and_own, spmm_linear
+from gnnsys.ops import CSC, spmm, spmm_and_own
 
 # Behind a sum there is room for a bias; what is added to it must be a product alone.
 _LINEARS = {"lin_l": is_bare_linear, "lin_r": is_bare_product}
@@ -103,39 +103,31 @@ class SAGEConv(GraphLayer):
     def forward(self, x: Rows, edges: Edges, size: tuple[int, int] | None = None) -> Tensor:
         given = resolve(x, edges, size)
         rows = self.lin(given.src).relu() if self.project else given.src
-        lin_l, lin_r = self.lin_l, self.lin_r if self.root_weight else None
+        lin_r = self.lin_r if self.root_weight else None
         adds_own = is_bare_product(lin_r)  # a product that adds what is there already as it goes
-        is_plain = (
-            self.aggr in ("mean", "sum")
-            and is_bare_linear(lin_l)
-            and as_written(self, SAGEConv, "aggregate", "transform")
-        )  # fmt: skip
-        if is_plain and transform_first(given.csc, rows, self.out_channels):
-            out, own = self.aggregate(given.csc, F.linear(rows, lin_l.weight)), given.dst
-            out = out if lin_l.bias is None else out + lin_l.bias
-        elif is_plain and (lin_r is None or adds_own) and not self.project and given.dst_is_first:
-            own_weight = None if lin_r is None else lin_r.weight
-            if can_fuse(rows, lin_l.weight, lin_l.bias, own_weight):
-                out = spmm_linear(given.csc, rows, lin_l.weight, lin_l.bias, own_weight, self.aggr)
-                return F.normalize(out, dim=-1) if self.normalize else out
-            out, own = self._reduced(given, rows, adds_own)
-        else:
-            out, own = self._reduced(given, rows, adds_own)
+        out, own = self._reduced(given, rows, adds_own)
         if lin_r is not None and own is not None:
             out = torch.addmm(out, own, lin_r.weight.t()) if adds_own else out + lin_r(own)
         return F.normalize(out, dim=-1) if self.normalize else out
 
     def _reduced(self, given: LayerInputs, rows: Tensor, adds_own: bool) -> tuple[Tensor, Tensor | None]:
         """lin_l of the reduced rows, and the destinations' own rows."""
-        lin_l, own = self.lin_l, given.dst
-        if adds_own and given.dst_is_first and not self.project and as_written(self, SAGEConv, "aggregate"):
+        lin_l = self.lin_l
+        is_bare, aggregates_as_written = is_bare_linear(lin_l), as_written(self, SAGEConv, "aggregate")
+        transforms_as_written = as_written(self, SAGEConv, "transform")
+        has_order = not (is_bare and aggregates_as_written and transforms_as_written and self.aggr in ("mean", "sum"))
+        if not has_order and transform_first(given.csc, rows, self.out_channels):
+            out, bias = self.aggregate(given.csc, F.linear(rows, lin_l.weight)), lin_l.bias
+            return out if bias is None else out + bias, given.dst
+        own = given.dst
+        if adds_own and given.dst_is_first and not self.project and aggregates_as_written:
             reduced, own = spmm_and_own(given.csc, rows, self.aggr)
         else:
             reduced = self.aggregate(given.csc, rows)
-        if as_written(self, SAGEConv, "transform"):
+        if transforms_as_written:
             return lin_l(reduced), own  # the product adds the bias as it goes
         out = self.transform(reduced)
-        return out + lin_l.bias if is_bare_linear(lin_l) and lin_l.bias is not None else out, own
+        return out + lin_l.bias if is_bare and lin_l.bias is not None else out, own
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, {self.out_channels}, aggr={self.aggr}"

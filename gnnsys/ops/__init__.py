@@ -62,7 +62,6 @@ from gnnsys.ops.relation_groups import RelationGroups, group_by_type, group_stru
 from gnnsys.ops.relation_sums import Relation, relation_conv
 from gnnsys.ops.rows import gather_rows, scatter_rows
 from gnnsys.ops.sampling import JoinedParts, Neighbors, find_edges, sample_hops, sample_neighbors, stream_key
-from gnnsys.ops.spmm_linear import can_fuse, spmm_linear
 from gnnsys.ops.stitch import PartNeighbors, name_neighbors, stitch_neighbors
 from gnnsys.ops.store import (
     fill_uniform,
@@ -117,7 +116,6 @@ __all__ = [
     "bfs_order",
     "both_directions",
     "bucket_ids",
-    "can_fuse",
     "class_features",
     "cluster_nodes",
     "collect_halo",
@@ -186,7 +184,6 @@ __all__ = [
     "spmm",
     "spmm_add",
     "spmm_and_own",
-    "spmm_linear",
     "stitch_neighbors",
     "stream_cluster",
     "stream_cut",

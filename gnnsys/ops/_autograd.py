@@ -29,7 +29,7 @@ def differentiable(name: str, backward: Callable[..., Any], save: Callable[..., 
     class Eager(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *inputs: Any) -> Any:
-            output = without_gradient(op, inputs)
+            output = _without_gradient(op, inputs)
             save(ctx, inputs, output)
             return output
 
@@ -42,12 +42,12 @@ def differentiable(name: str, backward: Callable[..., Any], save: Callable[..., 
             return op(*inputs)
         if torch.is_grad_enabled() and any(isinstance(value, Tensor) and value.requires_grad for value in inputs):
             return Eager.apply(*inputs)
-        return without_gradient(op, inputs)
+        return _without_gradient(op, inputs)
 
     return call
 
 
-def without_gradient(op: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
+def _without_gradient(op: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
     with torch._C._AutoDispatchBelowAutograd():
         return op(*inputs)
 

@@ -46,7 +46,7 @@ def spmm(csc: CSC, x: Tensor, weight: Tensor | None = None, reduce: str = "sum")
         # The gradient scatters on the CPU; on a GPU it gathers over the transpose, to be the same on every run.
         transposed = transposed_if_needed(csc, x if x.is_cuda else None)
         return _spmm_extreme(csc.indptr, csc.indices, x, weight, reduce == "min", *transposed)[0]
-    dst_scale = mean_scale(csc, x) if reduce == "mean" else None
+    dst_scale = _mean_scale(csc, x) if reduce == "mean" else None
     return _spmm(csc.indptr, csc.indices, None, x, weight, None, dst_scale, *transposed_if_needed(csc, x))
 
 
@@ -91,7 +91,7 @@ def spmm_and_own(csc: CSC, x: Tensor, reduce: str = "sum") -> tuple[Tensor, Tens
     check_rows(x, csc.num_src, "x")
     if csc.num_dst > csc.num_src:
         raise ValueError(f"destinations must be the first of the sources, got {csc.num_dst} of {csc.num_src}")
-    dst_scale = mean_scale(csc, x) if reduce == "mean" else None
+    dst_scale = _mean_scale(csc, x) if reduce == "mean" else None
     turned = csc.transpose()
     out: tuple[Tensor, Tensor] = _AndOwn.apply(  # type: ignore[no-untyped-call]
         csc.indptr, csc.indices, x.contiguous(), dst_scale, turned.indptr, turned.indices, turned.edge_ids
@@ -146,7 +146,7 @@ def sddmm(csc: CSC, dst_rows: Tensor, src_rows: Tensor) -> Tensor:
     )
 
 
-def mean_scale(csc: CSC, x: Tensor) -> Tensor:
+def _mean_scale(csc: CSC, x: Tensor) -> Tensor:
     """1 / degree, where x is: a structure may be in pinned memory."""
     scale = native.inverse_degrees.default(csc.indptr, sum_dtype(x.dtype))
     return scale if scale.device == x.device else scale.to(x.device)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnsys.ops._autograd import again, without_gradient
+from gnnsys.ops._autograd import _without_gradient, again
 from gnnsys.ops._features import sum_dtype
 from gnnsys.ops._library import native
 from gnnsys.ops._relation_workspace import out_widths
@@ -60,7 +60,7 @@ def relation_conv(
     if torch.compiler.is_compiling():
         return list(native.relation_conv(*arguments.call(tensors, structure, turned)))
     if not wants:
-        return list(without_gradient(native.relation_conv, arguments.call(tensors, structure, turned)))
+        return list(_without_gradient(native.relation_conv, arguments.call(tensors, structure, turned)))
     return list(_Eager.apply(arguments, structure, turned, *tensors))  # type: ignore[no-untyped-call]
 
 
@@ -97,7 +97,7 @@ class _Eager(torch.autograd.Function):
     def forward(ctx: Any, arguments: _Arguments, structure: Any, turned: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.arguments, ctx.num_structure = arguments, len(structure)
         ctx.save_for_backward(*structure, *turned, *tensors)
-        return tuple(without_gradient(native.relation_conv, arguments.call(tensors, structure, turned)))
+        return tuple(_without_gradient(native.relation_conv, arguments.call(tensors, structure, turned)))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:

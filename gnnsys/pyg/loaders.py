@@ -195,6 +195,8 @@ class LinkNeighborLoader(ThreadedLoader, torch_geometric.loader.LinkNeighborLoad
                 directed=directed,
                 exclude_supervision=exclude_supervision,
             )
+        if edge_label_weight is not None and kwargs.get("input_id") is not None:
+            raise ValueError("edge_label_weight is by position among the links: leave input_id away")
         own_values = {
             "edge_label": edge_label,
             "edge_label_time": edge_label_time,

@@ -59,20 +59,20 @@ def check_place(place: str) -> None:
         raise ValueError(f"place must be one of {', '.join(PLACES)}, got {place!r}")
 
 
-def check_device(device: torch.device | str | None) -> torch.device | None:
-    """The device with its number; ValueError that says what is there where it is not."""
+def check_device(device: torch.device | str | None, name: str = "device") -> torch.device | None:
+    """The device with its number; ValueError that says what is there where it is not. `name` is the argument's."""
     if device is None:
         return None
     try:
         wanted = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise ValueError(f"device must be one of torch's, such as 'cpu' or 'cuda:0', got {device!r}") from error
+        raise ValueError(f"{name} must be one of torch's, such as 'cpu' or 'cuda:0', got {device!r}") from error
     if wanted.type != "cuda":
         return wanted
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     index = (torch.cuda.current_device() if count else 0) if wanted.index is None else wanted.index
     if index >= count:
-        raise ValueError(f"device={str(wanted)!r} is not available here: torch finds {count} CUDA devices")
+        raise ValueError(f"{name}={str(wanted)!r} is not available here: torch finds {count} CUDA devices")
     return torch.device("cuda", index)
 
 

@@ -153,7 +153,7 @@ def test_results_go_to_a_device_that_is_there():
     graph, layers = power_law_graph(), [SAGEConv(WIDTH, 4)]
     x = torch.rand(graph.num_nodes(), WIDTH)
     assert torch.equal(HybridParallel(layers, graph, output_device="cpu")(x), HybridParallel(layers, graph)(x))
-    with pytest.raises(ValueError, match="device='cuda:99' is not available here: torch finds"):
+    with pytest.raises(ValueError, match="output_device='cuda:99' is not available here: torch finds"):
         HybridParallel(layers, graph, output_device="cuda:99")
 
 

@@ -209,3 +209,10 @@ def test_a_batch_of_pygs_has_the_weights_of_its_links_and_ones_for_negatives(neg
 def test_weights_that_are_none_are_refused_when_the_loader_is_made(weight: Any, problem: str) -> None:
     with pytest.raises(ValueError, match=f"edge_label_weight must .*{problem}|edge_label_weight {problem}"):
         gnnsys.pyg.LinkNeighborLoader(plain(), [2], EDGES, edge_label_weight=weight)
+
+
+def test_weights_beside_ids_of_ones_own_are_refused() -> None:
+    """Batches have such ids, and weights are by position."""
+    weights, ids = torch.rand(300), torch.arange(299, -1, -1)
+    with pytest.raises(ValueError, match="edge_label_weight is by position among the links: leave input_id away"):
+        gnnsys.pyg.LinkNeighborLoader(plain(), [2], EDGES, edge_label_weight=weights, input_id=ids)

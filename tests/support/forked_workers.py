@@ -9,6 +9,7 @@ GPU, under sanitizers, and where something that was imported has started threads
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import secrets
 import select
@@ -24,7 +25,9 @@ from typing import Any
 
 import pytest
 
+NEVER = ("GNNSYS_SANITIZER", "GNNSYS_FRESH_WORKERS")  # variables that say so
 PYTHON = Path(__file__).with_name("warm_python.py")
+MOST_SECONDS = 300  # in which tests are collected
 MOST_BYTES = 1 << 16  # of the code that a worker begins with: execnet's has less than a hundred
 TEMPLATE = pytest.StashKey[tuple[subprocess.Popen[bytes], socket.socket]]()
 
@@ -33,7 +36,7 @@ TEMPLATE = pytest.StashKey[tuple[subprocess.Popen[bytes], socket.socket]]()
 def pytest_xdist_setupnodes(config: pytest.Config, specs: Sequence[Any]) -> None:
     """Starts the process that workers are forked from; it ends with this one."""
     local = [spec for spec in specs if spec.popen and not (spec.python or spec.via or spec.chdir)]
-    if not local or not may_fork():
+    if not local or not may_fork() or config.pluginmanager.hasplugin("_cov"):  # which must see what is imported
         return
     address = f"gnnsys-workers-{secrets.token_hex(8)}"  # of no file: it is gone when nobody has the socket
     listening, (here, there) = socket.socket(socket.AF_UNIX), socket.socketpair()
@@ -46,16 +49,30 @@ def pytest_xdist_setupnodes(config: pytest.Config, specs: Sequence[Any]) -> None
             [sys.executable, "-c", program, *map(str, files), *collecting(config)],
             stdin=subprocess.DEVNULL,
             pass_fds=files,
+            env={name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"},  # of the controller
         )
     config.stash[TEMPLATE] = template, here  # which is closed when this process ends
     for spec in local:
         spec.python = shlex.join([sys.executable, "-I", "-S", str(PYTHON), address])
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Ends the process. It would end by itself when this one does."""
+    if TEMPLATE in config.stash:
+        template, here = config.stash[TEMPLATE]
+        here.close()
+        try:
+            template.wait(10)
+        except subprocess.TimeoutExpired:
+            template.kill()
+            template.wait()
+
+
 def may_fork() -> bool:
-    """What can be said before torch is imported."""
+    """What can be said before torch is imported. GNNSYS_FRESH_WORKERS=1 has every worker import its tests."""
     devices = [*Path("/dev").glob("nvidia[0-9]*"), *Path("/dev").glob("kfd")]
-    return sys.platform == "linux" and not devices and not os.environ.get("GNNSYS_SANITIZER")
+    return sys.platform == "linux" and not devices and not any(map(os.environ.get, NEVER))
 
 
 def collecting(config: pytest.Config) -> list[str]:
@@ -70,9 +87,11 @@ def collecting(config: pytest.Config) -> list[str]:
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for those that run tests
     listening, controller = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
+    signal.alarm(MOST_SECONDS)  # ends this process, and workers are fresh ones
     collect(sys.argv[3:])
+    signal.alarm(0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for those that run tests
     worker = serve(listening, controller)
     if worker is None:
         os._exit(0)  # to take everything apart takes a second
@@ -83,6 +102,10 @@ def collect(arguments: list[str]) -> None:
     """Imports tests as pytest does. What goes wrong goes wrong in workers too, and they say so."""
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
         pytest.main(arguments)
+        if "torch" in sys.modules:  # what torch imports when something is first compiled, which all workers do
+            for name in ("torch._dynamo", "torch._inductor.compile_fx", "torch.testing._internal.optests"):
+                with contextlib.suppress(ImportError):
+                    importlib.import_module(name)
 
 
 def is_safe_to_fork() -> bool:
@@ -93,6 +116,8 @@ def is_safe_to_fork() -> bool:
 
 def serve(listening: socket.socket, controller: socket.socket) -> tuple[str, list[int]] | None:
     """Forks until the controller has ended; returns in each worker, with its code, its input and its outputs."""
+    from tests.support.nursery import user_of
+
     is_safe = is_safe_to_fork()
     pids: dict[socket.socket, int] = {}  # of workers, by who stands for them
     while True:
@@ -101,6 +126,9 @@ def serve(listening: socket.socket, controller: socket.socket) -> tuple[str, lis
                 return None
             if ready is listening:
                 asking = listening.accept()[0]
+                if user_of(asking) != os.getuid():  # the socket is a name, which has no permissions
+                    asking.close()
+                    continue
                 code, files, *_ = socket.recv_fds(asking, MOST_BYTES, 3)
                 pid = os.fork() if is_safe and code else None
                 if pid == 0:

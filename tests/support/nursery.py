@@ -23,6 +23,7 @@ import secrets
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -228,6 +229,10 @@ def serve(listening: socket.socket) -> dict[str, Any]:
             if orders is listening:
                 asking.add(listening.accept()[0])
                 continue
+            if user_of(orders) != os.getuid():  # the socket is a name, which has no permissions
+                asking.remove(orders)
+                orders.close()
+                continue
             line = read_line(orders)
             if not line:
                 asking.remove(orders)
@@ -241,6 +246,12 @@ def serve(listening: socket.socket) -> dict[str, Any]:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # who asked has ended
                 orders.sendall(f"{answer}\n".encode())
     sys.exit()
+
+
+def user_of(connection: socket.socket) -> int:
+    """Who is at the other end."""
+    _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(uid)
 
 
 def read_line(orders: socket.socket) -> bytes:

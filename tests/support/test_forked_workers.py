@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -43,11 +45,15 @@ def test_last():
 """
 
 
+def command_in(folder: Path) -> list[str | Path]:
+    return [sys.executable, "-m", "pytest", "-p", forked_workers.__name__, "-n", "1", "--rootdir", folder, folder]
+
+
 def run(folder: Path, **environment: str) -> tuple[str, list[dict[str, Any]]]:
     """What pytest has printed, and what its workers have told."""
     (folder / "test_told.py").write_text(TESTS)
     ended = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", forked_workers.__name__, "-n", "1", "--rootdir", folder, folder],
+        command_in(folder),
         env={**clean_environment(), "TOLD": str(folder / "told"), **environment},
         cwd=ROOT,
         capture_output=True,
@@ -86,6 +92,49 @@ def test_workers_are_fresh_where_a_thread_was_started(fresh):
 def test_a_forked_worker_has_the_files_names_and_handlers_of_a_fresh_one(forked, fresh):
     for each, other in zip(forked[1], fresh[1], strict=True):
         assert each["process"] == other["process"] and each["process"]["interrupts"]
+
+
+INTERRUPTED = """
+import os, time, pytest
+
+@pytest.fixture
+def told():
+    yield open(os.environ["TOLD"], "a", buffering=1)
+    time.sleep(0.3)  # what ends a worker at once is faster
+    print("torn down", file=open(os.environ["TOLD"], "a"))
+
+def test_waits(told):
+    print(os.getpid(), os.getppid(), file=told)
+    time.sleep(1000)
+"""
+
+
+def test_an_interrupt_lets_fixtures_end_and_leaves_nothing(tmp_path):
+    (tmp_path / "test_waits.py").write_text(INTERRUPTED)
+    told = tmp_path / "told"
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        forked_workers.__name__,
+        "-n",
+        "1",
+        "--rootdir",
+        tmp_path,
+        tmp_path,
+    ]
+    running = subprocess.Popen(
+        command, env={**clean_environment(), "TOLD": str(told)}, cwd=ROOT, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, start_new_session=True,
+    )  # fmt: skip
+    with running:
+        await_true(lambda: told.exists() and "\n" in told.read_text(), "the test to begin")
+        os.killpg(running.pid, signal.SIGINT)  # as a terminal does
+        running.communicate(timeout=HANGS_AFTER)
+    (pids, *ended) = told.read_text().splitlines()
+    assert ended == ["torn down"]
+    await_true(lambda: not any(alive(int(pid)) for pid in pids.split()), "the end of the worker and its template")
 
 
 @pytest.mark.parametrize("where", ["ssh", "python", "via", "chdir", "under a sanitizer"])

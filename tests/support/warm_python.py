@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import signal
 import socket
 import sys
 
@@ -25,6 +26,7 @@ def main() -> None:
             pid = here.recv(16)
         if not pid:
             os.execv(sys.executable, [sys.executable, *arguments])
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the worker, which this must outlive
         os.close(0)  # only the worker has them: where it ends, pytest-xdist sees that at once
         os.close(1)
         select.select([os.pidfd_open(int(pid))], [], [])
