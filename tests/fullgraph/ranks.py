@@ -52,6 +52,7 @@ def run_threads(
     it, and garbage that is found there may run Python code, which lets another thread wait for that lock with Python's.
     """
     results: list[Any] = [None] * world_size
+    groups: list[Any] = [None] * world_size  # until all have ended: one may still be connecting to another that has
     errors: list[tuple[int, BaseException]] = []
     processor = this_processor()
 
@@ -59,7 +60,8 @@ def run_threads(
         torch.set_num_threads(1)
         os.sched_setaffinity(0, {processor})  # of this thread and those that it starts
         try:
-            results[rank] = work(rank, join(rank))
+            groups[rank] = join(rank)
+            results[rank] = work(rank, groups[rank])
         except BaseException as error:
             errors.append((rank, error))
             failed(rank)
