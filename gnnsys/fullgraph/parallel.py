@@ -64,11 +64,11 @@ class HybridParallel(nn.Module):
     all fit into it at once, bins are as large as it lets them be, and computed again on the way back. Where they move
     and there is none, it is half of what the device has free. `wire_dtype` is what rows and gradients travel as (their
     own type, or torch.bfloat16). Results are where x is, or on the `output_device`: where rows live on the host and
-    labels on a GPU, their gradients come back several times as fast as through `.to`. `seed` decides dropout, together
-    with the number of the step, which is part of the model's state. Features that need no gradient travel once, when a
-    tensor is first seen; all ranks must give a new one at the same time. `approximate` trades exactness of training
-    passes for less or later communication: see `BoundarySampling` and `Staleness`. `trace` is of how many passes
-    `trace()` keeps records.
+    labels on a GPU, their gradients come back through page-locked memory, which `.to` does not use. `seed` decides
+    dropout, together with the number of the step, which is part of the model's state. Features that need no gradient
+    travel once, when a tensor is first seen; all ranks must give a new one at the same time. `approximate` trades
+    exactness of training passes for less or later communication: see `BoundarySampling` and `Staleness`. `trace` is of
+    how many passes `trace()` keeps records.
     """
 
     step: Tensor

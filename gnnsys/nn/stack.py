@@ -77,7 +77,7 @@ class Stack(nn.Module):
         dropout = self.dropout if self.training else 0.0
         for index, (conv, structure) in enumerate(zip(convs, per_layer, strict=True)):
             x = conv(x, structure, **edge_rows)
-            if index < len(norms):
+            if index < len(convs) - 1:
                 rows: Tensor = norms[index](x).relu()
                 x = F.dropout(rows, dropout) if dropout else rows
         assert isinstance(x, Tensor)
