@@ -189,20 +189,26 @@ void check_relation_gradient(const std::vector<Tensor>& grad, const std::vector<
 }
 
 // Runs body(r, first, count) for the groups of each relation, in tiles of at most `rows` groups; before the first of a
-// tile begin(r, first, count) for all of its groups, which have one slot `slot_of(relation)`.
+// tile begin(r, first, count) for all of its groups, which have one slot `slot_of(relation)`. Not for relations whose
+// weight tensor is one that `is_done` says is (it may be empty: none is).
 template <typename SlotOf, typename Begin, typename Body>
 void for_tiles(const std::vector<Relation>& relations, const std::vector<int64_t>& ends, int64_t rows,
-               const SlotOf& slot_of, const Begin& begin, const Body& body) {
+               const std::vector<bool>& is_done, const SlotOf& slot_of, const Begin& begin, const Body& body) {
+  const auto skips = [&](size_t r) { return !is_done.empty() && is_done[relations[r].weight]; };
   size_t r = 0;
   int64_t first = 0;
   while (first < ends.back()) {
     while (ends[r + 1] <= first) {
       ++r;
     }
+    if (skips(r)) {
+      first = ends[r + 1];
+      continue;
+    }
     size_t last = r;
     int64_t end = std::min(ends[r + 1], first + rows);
     while (end == ends[last + 1] && last + 1 < relations.size() && end - first < rows &&
-           slot_of(relations[last + 1]) == slot_of(relations[r])) {
+           !skips(last + 1) && slot_of(relations[last + 1]) == slot_of(relations[r])) {
       ++last;
       end = std::min(ends[last + 1], first + rows);
     }
@@ -282,11 +288,9 @@ std::vector<Tensor> relation_conv_forward(const Backend& backend, const std::vec
       own_product(backend, rows_of(x[own[d]], 0, num_dst[d]), root[d], out[d], product);
     }
   }
-  if (backend.forward_together(x, weight, relations, groups, sums, product, out)) {
-    return rounded(backend, out, type);
-  }
+  const std::vector<bool> is_done = backend.forward_together(x, weight, relations, groups, sums, product, out);
   for_tiles(
-      relations, groups.ends, rows, [](const Relation& r) { return r.x; },
+      relations, groups.ends, rows, is_done, [](const Relation& r) { return r.x; },
       [&](const Relation& r, int64_t first, int64_t count) { backend.sum(groups, first, count, x[r.x], sums); },
       [&](const Relation& r, int64_t first, int64_t count, int64_t at) {
         const Tensor& w = weight[r.weight];
@@ -338,15 +342,11 @@ RelationGradients relation_conv_backward(const Backend& backend, const std::vect
       own_product(backend, grad[d], transposed(root[d]), found.x[s], product);
     }
   }
-  if (backend.backward_together(grad, x, weight, relations, wants_x, groups, sums, sources, product, found.x,
-                                found.weight)) {
-    found.x = rounded(backend, found.x, type);
-    found.weight = rounded(backend, found.weight, type);
-    return found;
-  }
+  const std::vector<bool> is_done = backend.backward_together(grad, x, weight, relations, wants_x, groups, sums,
+                                                              sources, product, found.x, found.weight);
   const auto tile_slot = [](const Relation& r) { return r.out; };
   for_tiles(
-      relations, groups.ends, rows, tile_slot,
+      relations, groups.ends, rows, is_done, tile_slot,
       [&](const Relation& r, int64_t first, int64_t count) {
         if (!groups.is_identity()) {
           backend.sum(groups, first, count, grad[r.out], sums);

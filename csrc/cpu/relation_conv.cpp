@@ -145,12 +145,12 @@ struct OnHost {
 
   // Relation by relation, always: a call of BLAS takes no time to speak of.
   template <typename... Arguments>
-  static bool forward_together(const Arguments&...) {
-    return false;
+  static std::vector<bool> forward_together(const Arguments&...) {
+    return {};
   }
   template <typename... Arguments>
-  static bool backward_together(const Arguments&...) {
-    return false;
+  static std::vector<bool> backward_together(const Arguments&...) {
+    return {};
   }
 };
 

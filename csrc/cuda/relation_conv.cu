@@ -11,7 +11,6 @@
 
 #include <set>
 #include <tuple>
-#include <utility>
 
 namespace gnnsys::cuda {
 
@@ -164,17 +163,22 @@ class OnDevice {
     });
   }
 
-  // All relations that have one weight tensor, in a few launches; whether they are so small that it pays. `product` are
-  // rows for products, `sums` for what is multiplied.
-  bool forward_together(const std::vector<Tensor>& x, const std::vector<Tensor>& weight,
+  // All relations that have one weight tensor, in a few launches, where they are so small that it pays: of which weight
+  // tensors they are done. `product` are rows for products, `sums` for what is multiplied.
+  std::vector<bool> forward_together(const std::vector<Tensor>& x, const std::vector<Tensor>& weight,
                         const std::vector<Relation>& relations, const RelationGroups& groups, const Tensor& sums,
                         const Tensor& product, const std::vector<Tensor>& out) const {
-    if (!are_small(weight, relations, groups, sums.size(0)) || (!groups.owner.has_value() && weight.size() > 1)) {
-      return false;
+    std::vector<bool> is_done(weight.size());
+    if (!groups.owner.has_value() && weight.size() > 1) {
+      return is_done;
     }
     for (size_t slot = 0; slot < weight.size(); ++slot) {
       const WeightShape shape = WeightShape::of(weight[slot]);
       const std::vector<size_t> mine = with_weight(relations, groups, slot);
+      is_done[slot] = are_small(mine, weight[slot], relations, groups, sums.size(0));
+      if (!is_done[slot]) {
+        continue;
+      }
       const std::vector<int64_t> rows = places(mine, groups);
       for_same(mine, relations, [](const Relation& r) { return r.x; }, groups, [&](size_t from, int64_t count) {
         const int64_t at = rows[from];
@@ -188,20 +192,26 @@ class OnDevice {
         add_in_turn(mine, rows, relations, groups, [](const Relation& r) { return r.out; }, product, out);
       }
     }
-    return true;
+    return is_done;
   }
 
-  bool backward_together(const std::vector<Tensor>& grad, const std::vector<Tensor>& x,
-                         const std::vector<Tensor>& weight, const std::vector<Relation>& relations,
-                         const std::vector<bool>& wants_x, const RelationGroups& groups, const Tensor& sums,
-                         const Tensor& sources, const Tensor& product, const std::vector<Tensor>& grad_x,
-                         const std::vector<Tensor>& grad_weight) const {
-    if (!are_small(weight, relations, groups, sources.size(0)) || (groups.is_identity() && weight.size() > 1)) {
-      return false;
+  std::vector<bool> backward_together(const std::vector<Tensor>& grad, const std::vector<Tensor>& x,
+                                      const std::vector<Tensor>& weight, const std::vector<Relation>& relations,
+                                      const std::vector<bool>& wants_x, const RelationGroups& groups,
+                                      const Tensor& sums, const Tensor& sources, const Tensor& product,
+                                      const std::vector<Tensor>& grad_x,
+                                      const std::vector<Tensor>& grad_weight) const {
+    std::vector<bool> is_done(weight.size());
+    if (groups.is_identity() && weight.size() > 1) {
+      return is_done;
     }
     for (size_t slot = 0; slot < weight.size(); ++slot) {
       const WeightShape shape = WeightShape::of(weight[slot]);
       const std::vector<size_t> mine = with_weight(relations, groups, slot);
+      is_done[slot] = are_small(mine, weight[slot], relations, groups, sources.size(0));
+      if (!is_done[slot]) {
+        continue;
+      }
       const std::vector<int64_t> rows = places(mine, groups);
       if (!groups.is_identity()) {
         for_same(mine, relations, [](const Relation& r) { return r.out; }, groups, [&](size_t from, int64_t count) {
@@ -228,36 +238,32 @@ class OnDevice {
                      product);
       add_in_turn(wanted, wanted_rows, relations, groups, [](const Relation& r) { return r.x; }, product, grad_x);
     }
-    return true;
+    return is_done;
   }
 
  private:
-  // Whether all groups fit into one tile, no two relations share a weight, products are short, and shares in the gradient
-  // of weights few.
-  static bool are_small(const std::vector<Tensor>& weight, const std::vector<Relation>& relations,
+  // Of relations with the same weight tensor: whether their groups fit into one tile, no two have the same weight,
+  // products are short, and shares in the gradient of weights few.
+  static bool are_small(const std::vector<size_t>& mine, const Tensor& weight, const std::vector<Relation>& relations,
                         const RelationGroups& groups, int64_t rows) {
-    if (relations.size() < 3 || groups.num_groups() > rows || groups.num_groups() == 0) {
+    const WeightShape shape = WeightShape::of(weight);
+    if (mine.size() < 2 || shape.blocks != 0) {
       return false;
     }
-    int64_t multiply_adds = 0;
-    int64_t largest = 0;
-    std::set<std::pair<int64_t, int64_t>> used;
-    for (size_t r = 0; r < relations.size(); ++r) {
-      const WeightShape shape = WeightShape::of(weight[relations[r].weight]);
-      if (shape.blocks != 0 || !used.insert({relations[r].weight, relations[r].row}).second) {
+    int64_t num_groups = 0;
+    std::set<int64_t> used;
+    for (const size_t r : mine) {
+      const int64_t of_relation = groups.ends[r + 1] - groups.ends[r];
+      if (!used.insert(relations[r].row).second || of_relation * shape.in * shape.out > kLargestProduct) {
         return false;
       }
-      largest = std::max(largest, shape.in * shape.out);
-      const int64_t of_relation = (groups.ends[r + 1] - groups.ends[r]) * shape.in * shape.out;
-      if (of_relation > kLargestProduct) {
-        return false;
-      }
-      multiply_adds += of_relation;
+      num_groups += of_relation;
     }
-    const auto num_relations = static_cast<int64_t>(relations.size());
-    const int64_t num_shares = groups.num_groups() / kWeightRows + num_relations;
-    const int64_t value_bytes = weight[0].scalar_type() == ScalarType::Double ? 8 : 4;
-    return multiply_adds / num_relations < kSmallProduct && num_shares * largest * value_bytes <= kLeastTile;
+    const auto num_relations = static_cast<int64_t>(mine.size());
+    const int64_t num_shares = num_groups / kWeightRows + num_relations;
+    const int64_t value_bytes = weight.scalar_type() == ScalarType::Double ? 8 : 4;
+    return num_groups <= rows && num_groups * shape.in * shape.out / num_relations < kSmallProduct &&
+           num_shares * shape.in * shape.out * value_bytes <= kLeastTile;
   }
 
   // Relations with edges that have a weight of this tensor.

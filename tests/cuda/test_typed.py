@@ -85,6 +85,28 @@ def test_products_of_small_relations_are_those_of_the_host(num_relations: int, w
         torch.testing.assert_close(first.double().cpu(), host, rtol=0, atol=1e-5 * float(host.abs().max()))
 
 
+def test_wide_relations_beside_narrow_ones_are_those_of_the_host():
+    """Narrow ones are multiplied together, wide ones between them one by one."""
+    g = torch.Generator().manual_seed(2)
+    num_nodes, widths, out = 12_000, (768, 16), 48
+    slots = [1, 0, 1, 1, 0, 1, 0, 1]  # which rows, and which weights, a relation has
+    made = [torch.randint(num_nodes, (2, 40_000), generator=g) for _ in slots]
+    cscs = [CSC.from_edge_index(each.int(), num_nodes, num_nodes) for each in made]
+    relations = [Relation(slot, r % 2, slot, slots[:r].count(slot)) for r, slot in enumerate(slots)]
+    tensors = [torch.randn(num_nodes, width, generator=g) for width in widths]
+    tensors += [torch.randn(slots.count(slot), width, out, generator=g) for slot, width in enumerate(widths)]
+    found = []
+    for device, dtype in (("cpu", torch.float64), ("cuda", torch.float32), ("cuda", torch.float32)):
+        there = [CSC(c.indptr.to(device), c.indices.to(device), c.num_src) for c in cscs]
+        mine = [t.to(device, dtype).requires_grad_() for t in tensors]
+        groups = group_structures(there, "mean")
+        results = relation_conv(groups, mine[:2], mine[2:], relations, [num_nodes, num_nodes])
+        found.append([*results, *torch.autograd.grad(sum(r.square().sum() for r in results), mine)])
+    for host, first, second in zip(*found, strict=True):
+        assert torch.equal(first, second)
+        torch.testing.assert_close(first.double().cpu(), host, rtol=0, atol=1e-5 * float(host.abs().max()))
+
+
 def test_models_on_the_device_are_those_of_the_host():
     graph = typed_graph(300)
     batch = next(iter(gnnsys.NeighborLoader(graph, [5, 5], input_nodes=("paper", torch.arange(64)), batch_size=64)))
