@@ -131,6 +131,10 @@ STABLE_TORCH_LIBRARY(gnnsys, m) {
       "group_by_source(Tensor indptr, Tensor indices, Tensor dst, int[] ends, int[] num_src) "
       "-> (Tensor ends, Tensor src, Tensor indptr, Tensor indices, Tensor group)");
 
+  // Edges of relations that come by destination, the indptrs and indices of all one behind the other, on a device:
+  // cuda/sorted_structures.cu
+  m.def("sorted_structures(Tensor[] edge_index, int[] num_dst) -> (Tensor indptr, Tensor indices)");
+
   // Attention: cpu/edge_softmax.cpp, cpu/attention.cpp
   m.def("edge_softmax(Tensor indptr, Tensor scores) -> Tensor");
   m.def("edge_softmax_grad(Tensor indptr, Tensor alpha, Tensor grad) -> Tensor");

@@ -30,7 +30,8 @@ __device__ int64_t lower_bound(const T* sorted, int64_t low, int64_t high, T key
 
 // The last column in [low, high] that begins at or before the edge; low where there is none. Of columns that begin
 // together this is the one that has edges.
-__device__ inline int64_t column_of(const int64_t* indptr, int64_t low, int64_t high, int64_t edge) {
+template <typename T>
+__device__ int64_t column_of(const T* indptr, int64_t low, int64_t high, int64_t edge) {
   while (low < high) {
     const int64_t middle = low + (high - low + 1) / 2;
     if (indptr[middle] <= edge) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/features.cuh"
+#include "cuda/group.cuh"
 
 #include <algorithm>
 #include <cstdint>
@@ -38,21 +39,6 @@ struct Segments {
   }
 };
 
-// The segment that item `at` belongs to, where `first` has the first of each.
-__device__ inline int segment_of(const int (&first)[kMostSegments + 1], int count, int at) {
-  int low = 0;
-  int high = count - 1;
-  while (low < high) {
-    const int middle = (low + high + 1) / 2;
-    if (first[middle] <= at) {
-      low = middle;
-    } else {
-      high = middle - 1;
-    }
-  }
-  return low;
-}
-
 // One step of a product: 4 x 4 values of a thread from a slice of both factors.
 template <typename A>
 __device__ inline void multiply(const A (&left)[kProductDepth][kProductTile + 4],
@@ -74,12 +60,12 @@ __device__ inline void multiply(const A (&left)[kProductDepth][kProductTile + 4]
 // out[k] = a[k] @ w[weight], [depth] x [depth, width]; or @ w[weight]^T, whose weights are [width, depth].
 template <typename T, bool kTransposed>
 __global__ void __launch_bounds__(kProductThreads)
-    product_kernel(const Segments segments, const T* __restrict__ a, int64_t depth, const T* __restrict__ w,
-                   int64_t width, T* __restrict__ out) {
+    product_kernel(const __grid_constant__ Segments segments, const T* __restrict__ a, int64_t depth,
+                   const T* __restrict__ w, int64_t width, T* __restrict__ out) {
   using A = acc_t<T>;
   __shared__ A left[kProductDepth][kProductTile + 4];
   __shared__ A right[kProductDepth][kProductTile + 4];
-  const int segment = segment_of(segments.tile, segments.count, static_cast<int>(blockIdx.x));
+  const int64_t segment = column_of(segments.tile, 0, segments.count - 1, blockIdx.x);
   const int64_t first = static_cast<int64_t>(static_cast<int>(blockIdx.x) - segments.tile[segment]) * kProductTile;
   const int64_t rows = min(static_cast<int64_t>(kProductTile), segments.size[segment] - first);
   const int64_t column = static_cast<int64_t>(blockIdx.y) * kProductTile;
@@ -118,12 +104,12 @@ __global__ void __launch_bounds__(kProductThreads)
 // shares[s] = sum over the rows k of share s of a[k]^T b[k], [depth, width]. A block has a tile of it.
 template <typename T>
 __global__ void __launch_bounds__(kProductThreads)
-    share_kernel(const Segments segments, const T* __restrict__ a, int64_t depth, const T* __restrict__ b,
-                 int64_t width, acc_t<T>* __restrict__ shares) {
+    share_kernel(const __grid_constant__ Segments segments, const T* __restrict__ a, int64_t depth,
+                 const T* __restrict__ b, int64_t width, acc_t<T>* __restrict__ shares) {
   using A = acc_t<T>;
   __shared__ A left[kProductDepth][kProductTile + 4];
   __shared__ A right[kProductDepth][kProductTile + 4];
-  const int segment = segment_of(segments.share, segments.count, static_cast<int>(blockIdx.x));
+  const int64_t segment = column_of(segments.share, 0, segments.count - 1, blockIdx.x);
   const int64_t first = static_cast<int64_t>(static_cast<int>(blockIdx.x) - segments.share[segment]) * kWeightRows;
   const int64_t size = min(static_cast<int64_t>(kWeightRows), segments.size[segment] - first);
   const int64_t row = static_cast<int64_t>(blockIdx.y) * kProductTile;
@@ -155,7 +141,8 @@ __global__ void __launch_bounds__(kProductThreads)
 // out[weight] = its shares, summed in their order; `size` values each.
 template <typename A>
 __global__ void __launch_bounds__(kProductThreads)
-    sum_shares_kernel(const Segments segments, const A* __restrict__ shares, int64_t size, A* __restrict__ out) {
+    sum_shares_kernel(const __grid_constant__ Segments segments, const A* __restrict__ shares, int64_t size,
+                      A* __restrict__ out) {
   const int segment = static_cast<int>(blockIdx.y);
   const int64_t at = static_cast<int64_t>(blockIdx.x) * kProductThreads + threadIdx.x;
   if (at >= size) {
@@ -171,8 +158,8 @@ __global__ void __launch_bounds__(kProductThreads)
 // sums[owner[group]] += made[row], segment by segment; owners of a segment ascend and are different ones.
 template <typename T, typename id_t>
 __global__ void __launch_bounds__(kProductThreads)
-    add_in_turn_kernel(const Segments segments, const id_t* __restrict__ owner, const T* __restrict__ made,
-                       int64_t width, acc_t<T>* __restrict__ sums, int64_t num_rows) {
+    add_in_turn_kernel(const __grid_constant__ Segments segments, const id_t* __restrict__ owner,
+                       const T* __restrict__ made, int64_t width, acc_t<T>* __restrict__ sums, int64_t num_rows) {
   __shared__ int64_t begin[kMostSegments];
   __shared__ int64_t end[kMostSegments];
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kAddRows;

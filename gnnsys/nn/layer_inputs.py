@@ -5,13 +5,23 @@ Layers take `edges` as a `Block`, a `CSC` or PyG's `edge_index`, `x` as one tens
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from gnnsys.ops import BY_DESTINATION, CSC, IN_REPLAYS, NOT_KNOWN, STRUCTURES, degrees, is_captured
+from gnnsys.ops import (
+    BY_DESTINATION,
+    CSC,
+    IN_REPLAYS,
+    NOT_KNOWN,
+    STRUCTURES,
+    degrees,
+    is_captured,
+    sorted_structures,
+)
 from gnnsys.sampling import Block
 
 Edges: TypeAlias = Block | CSC | Tensor
@@ -94,6 +104,26 @@ def from_edge_index(edge_index: Tensor, num_src: int, num_dst: int) -> tuple[CSC
             return replayed.csc(edge_index, num_src, num_dst), None
     csc = STRUCTURES.get(make, edge_index, key=(num_src, num_dst))
     return csc, csc.edge_ids
+
+
+def make_structures(asked: Sequence[tuple[Tensor, int, int]]) -> None:
+    """Makes and remembers, in one call, what `from_edge_index` would make of several edge_index (each with its numbers
+    of sources and destinations) one after the other: on a device, of those that are known to come by destination."""
+    if torch.compiler.is_compiling() or not any(edge_index.is_cuda for edge_index, _, _ in asked):
+        return
+    if is_captured(*(edge_index for edge_index, _, _ in asked)):
+        return
+    missing, all_ends = [], []
+    for edge_index, num_src, num_dst in asked:
+        if STRUCTURES.find(edge_index, key=(num_src, num_dst)) is None and edge_index.is_cuda:
+            least_src, least_dst, ends = STRUCTURES.find(edge_index, key=BY_DESTINATION, default=NOT_KNOWN)
+            if ends is not None and num_src >= least_src and num_dst >= least_dst:
+                missing.append((edge_index, num_src, num_dst))
+                all_ends.append(ends)
+    if len(missing) > 1:
+        made = sorted_structures(missing, all_ends)
+        for (edge_index, num_src, num_dst), csc in zip(missing, made, strict=True):
+            STRUCTURES.put(csc, edge_index, key=(num_src, num_dst))
 
 
 @dataclass(frozen=True)

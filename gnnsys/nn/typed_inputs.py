@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from gnnsys.graph import EdgeType, NodeType, did_you_mean, some
-from gnnsys.nn.layer_inputs import from_edge_index
+from gnnsys.nn.layer_inputs import from_edge_index, make_structures
 from gnnsys.ops import CSC
 from gnnsys.sampling import Block
 
@@ -110,6 +110,9 @@ def resolve_typed(x: TypedRows, edges: TypedEdges, known: Sequence[EdgeType], la
         return _of_block(x, edges)
     cscs: dict[EdgeType, CSC] = {}
     order: dict[EdgeType, Tensor | None] = {}
+    make_structures(
+        [(e, x[t[0]].shape[0], x[t[2]].shape[0]) for t, e in edges.items() if isinstance(e, Tensor) and e.dim() == 2]
+    )
     for edge_type, structure in edges.items():
         if isinstance(structure, CSC):
             cscs[edge_type], order[edge_type] = structure, None

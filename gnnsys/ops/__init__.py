@@ -22,7 +22,7 @@ from gnnsys.ops.bucket import Buckets, bucket_ids
 from gnnsys.ops.buffers import BufferPool
 from gnnsys.ops.cached_rows import gather_cached
 from gnnsys.ops.copies_together import to_host_together
-from gnnsys.ops.csc import CSC, WEIGHT, EdgeData, WholeDegrees, WholeWeights, is_captured
+from gnnsys.ops.csc import CSC, WEIGHT, EdgeData, WholeDegrees, WholeWeights, is_captured, sorted_structures
 from gnnsys.ops.device_reads import DeviceReads
 from gnnsys.ops.dropout import dropout_rows
 from gnnsys.ops.generate import class_features, planted_edges, planted_labels, random_permutation, rmat_edges
@@ -178,6 +178,7 @@ __all__ = [
     "scaled_spmm",
     "scatter_rows",
     "sddmm",
+    "sorted_structures",
     "source_words",
     "sparse_adagrad_step",
     "sparse_adam_step",

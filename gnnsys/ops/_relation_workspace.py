@@ -110,10 +110,25 @@ def _(
     weights = num_edges * x[0].itemsize if t_weight is not None and x[0].dtype != wide else 0
     tiles = _device_rows(row, t_ends[-1], _num_bytes(x) + _num_bytes(grad)) * row
     long_rows = split_bytes(num_edges, max(t.shape[1] for t in grad), wide.itemsize)
-    largest = max(w.numel() // max(w.shape[0], 1) for w in weight)
-    shares = (t_ends[-1] // _WEIGHT_ROWS + len(relations) // 4) * largest * wide.itemsize  # of small relations
-    shares = shares if shares <= _DEVICE_TILE else 0
-    return tiles + weights + long_rows + shares + _sums_bytes(wanted, x[0].dtype) + _weight_bytes(weight)
+    return (
+        tiles
+        + weights
+        + long_rows
+        + _share_bytes(weight, relations, t_ends, wide)
+        + _sums_bytes(wanted, x[0].dtype)
+        + _weight_bytes(weight)
+    )
+
+
+def _share_bytes(weight: list[Tensor], relations: list[int], t_ends: list[int], wide: torch.dtype) -> int:
+    """Shares in the gradient of weights: of small relations, those of one weight tensor after those of another."""
+    most = 0
+    for slot, w in enumerate(weight):
+        sizes = [t_ends[r + 1] - t_ends[r] for r, of in enumerate(relations[2::4]) if of == slot]
+        num_shares = sum(sizes) // _WEIGHT_ROWS + len(sizes)
+        taken = num_shares * (w.numel() // max(w.shape[0], 1)) * wide.itemsize
+        most = max(most, taken if taken <= _DEVICE_TILE else 0)
+    return most
 
 
 _SCAN_TILE, _INT32_MOST = 2048, torch.iinfo(torch.int32).max  # csrc/cuda/scan.cuh
@@ -126,6 +141,11 @@ def _scan_bytes(size: int) -> int:
 @tells_workspace("group_structures", "cuda")
 def _(expected: Expected, indptr: list[Tensor], num_edges: list[int]) -> int:
     return 8 * (3 * len(indptr) + 2) + _scan_bytes(sum(t.numel() - 1 for t in indptr))
+
+
+@tells_workspace("sorted_structures", "cuda")
+def _(expected: Expected, edge_index: list[Tensor], num_dst: list[int]) -> int:
+    return 0
 
 
 @tells_workspace("group_by_source", "cuda")

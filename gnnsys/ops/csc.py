@@ -206,6 +206,26 @@ class CSC:
         return self._transposed
 
 
+def sorted_structures(
+    edges: Sequence[tuple[Tensor, int, int]], all_ends: Sequence[Mapping[int, int] | None]
+) -> list[CSC]:
+    """`CSC.from_sorted` of many edge_index on a device, each with its numbers of sources and destinations, in one call.
+
+    Their arrays lie one behind the other in memory that all of them share.
+    """
+    most = torch.iinfo(torch.int32).max
+    if any(max(edge_index.shape[1], num_src, num_dst) > most for edge_index, num_src, num_dst in edges):
+        return [CSC.from_sorted(*each, ends) for each, ends in zip(edges, all_ends, strict=True)]
+    num_dst = [each[2] for each in edges]
+    indptr, indices = native.sorted_structures.default([each[0] for each in edges], num_dst)
+    starts = indptr.split_with_sizes([size + 1 for size in num_dst])
+    members = indices.split_with_sizes([each[0].shape[1] for each in edges])
+    return [
+        CSC(start, member, each[1], _ends=ends)
+        for start, member, each, ends in zip(starts, members, edges, all_ends, strict=True)
+    ]
+
+
 def _is_pinned(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and not torch.compiler.is_compiling() and tensor.is_pinned()
 

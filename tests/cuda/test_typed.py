@@ -8,7 +8,7 @@ import torch
 import gnnsys
 from gnnsys.graph import typed_graph
 from gnnsys.nn import HGT, RGAT, RGCN, HeteroSAGE, RGCNConv
-from gnnsys.ops import CSC, Relation, group_structures, relation_conv
+from gnnsys.ops import CSC, Relation, group_structures, relation_conv, sorted_structures
 from tests.ops.test_relations import RELATIONS, structures, tensors
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -105,6 +105,24 @@ def test_wide_relations_beside_narrow_ones_are_those_of_the_host():
     for host, first, second in zip(*found, strict=True):
         assert torch.equal(first, second)
         torch.testing.assert_close(first.double().cpu(), host, rtol=0, atol=1e-5 * float(host.abs().max()))
+
+
+@pytest.mark.parametrize("num_relations", [2, 9, 200])  # one launch takes 96
+def test_structures_made_together_are_those_made_one_by_one(num_relations: int):
+    g = torch.Generator().manual_seed(3)
+    sizes = [(0, 1, 700, 5000)[r % 4] for r in range(num_relations)]
+    edges, ends = [], [{0: 0} for _ in sizes]
+    for r, size in enumerate(sizes):
+        num_src, num_dst = 50 + r, 60 if size else 0
+        made = torch.stack([torch.randint(num_src, (size + 3,), generator=g) for _ in range(2)])
+        made[1] = (made[1] % max(num_dst, 1)).sort().values
+        edges.append((made.cuda()[:, :size], num_src, num_dst + r % 2))  # a view; destinations without edges
+    together = sorted_structures(edges, ends)
+    for each, csc in zip(edges, together, strict=True):
+        alone = CSC.from_sorted(*each)
+        assert torch.equal(csc.indptr, alone.indptr) and torch.equal(csc.indices, alone.indices)
+        assert csc.indices.dtype == alone.indices.dtype and csc.num_src == alone.num_src
+        assert csc.ends([0]) == [0]
 
 
 def test_models_on_the_device_are_those_of_the_host():
