@@ -34,11 +34,13 @@ STABLE_TORCH_LIBRARY(gnnsys, m) {
   m.def(
       "random_walks(Tensor indptr, Tensor indices, Tensor roots, int[] step_keys, int[] coin_keys, int coin, "
       "Tensor? original) -> Tensor");
-  // All hops of a batch at once, on the device that `on` is on: cuda/sample_hops.cu alone.
+  // All hops of a batch at once, on the device that `on` is on: cuda/sample_hops.cu alone. Lists have an entry per
+  // relation or node type; `ends` has two per relation, `fanouts` and `keys` one per relation and hop.
   m.def(
-      "sample_hops(Tensor indptr, Tensor[] indices, Tensor[] halo, Tensor? bounds, Tensor? edge_ids, Tensor? original, "
-      "Tensor seeds, int[] fanouts, int[] keys, bool replace, bool labor, bool wide, Tensor on) "
-      "-> (Tensor nodes, Tensor edge_index, Tensor edge_ids, Tensor counts, Tensor weight)");
+      "sample_hops(Tensor[] indptr, Tensor[] indices, int[] num_parts, Tensor[] halo, Tensor[] bounds, "
+      "Tensor[] edge_ids, Tensor[] original, int[] ends, int[] num_nodes, Tensor[] seeds, int[] fanouts, int[] keys, "
+      "bool replace, bool labor, Tensor on) "
+      "-> (Tensor[] nodes, Tensor[] edge_index, Tensor[] edge_ids, Tensor counts, Tensor[] weight)");
 
   // LABOR: cpu/sample_labor.cpp, cpu/normalize_rows.cpp
   m.def(

@@ -43,11 +43,12 @@ __device__ int64_t column_of(const T* indptr, int64_t low, int64_t high, int64_t
   return low;
 }
 
-// body(edge, column) for the edges of the block's tile. All threads of the block must call it.
+// body(edge, column) for the edges of a tile. All threads of the block must call it.
 template <typename Body>
-__device__ void for_each_edge(const int64_t* indptr, int64_t num_columns, int64_t num_edges, const Body& body) {
+__device__ void for_each_edge_of_tile(int64_t tile, const int64_t* indptr, int64_t num_columns, int64_t num_edges,
+                                      const Body& body) {
   __shared__ int64_t ends[2];
-  const int64_t begin = static_cast<int64_t>(blockIdx.x) * kEdgeTile;
+  const int64_t begin = tile * kEdgeTile;
   const int64_t end = begin + kEdgeTile < num_edges ? begin + kEdgeTile : num_edges;
   const int64_t last_column = num_columns > 0 ? num_columns - 1 : 0;
   if (threadIdx.x == 0) {
@@ -59,6 +60,12 @@ __device__ void for_each_edge(const int64_t* indptr, int64_t num_columns, int64_
   for (int64_t edge = begin + threadIdx.x; edge < end; edge += kGroupThreads) {
     body(edge, column_of(indptr, ends[0], ends[1], edge));
   }
+}
+
+// The same for the block's own tile.
+template <typename Body>
+__device__ void for_each_edge(const int64_t* indptr, int64_t num_columns, int64_t num_edges, const Body& body) {
+  for_each_edge_of_tile(static_cast<int64_t>(blockIdx.x), indptr, num_columns, num_edges, body);
 }
 
 // indptr[g] = how many sorted keys are below g, for the block's groups [begin, begin + kGroupThreads) of

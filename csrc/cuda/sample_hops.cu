@@ -1,121 +1,203 @@
-// sample_hops: all hops around a batch's seeds in one call, for plain sampling of one edge type.
+// sample_hops: all hops around a batch's seeds in one call, for plain sampling of any number of node and edge types.
 //
-// The graph is one CSC, or lies in parts as they are stored: the sources of edges are then read part by part, in local
-// ids, and get their global ids as they are read (one read of a halo for those that are not core nodes).
+// A relation is the in-edges of one edge type: a CSC, or parts as they are stored, whose sources are then read part by
+// part, in local ids, and get their global ids as they are read (one read of a halo for those that are not core nodes).
 //
-// A hop is a count (sample_contiguous.cuh), a choice (choose.cuh), or both by LABOR (sample_labor.cuh), which gives edges
-// a weight; and three steps that number what was found
-// (id_table.cuh); the new ids are the next hop's seeds. The host has to know how many edges a hop takes and how many
-// ids were new. The next hop's count is queued before the second is known and takes it from the device, so that both
-// are read together: one wait per hop, and one for the new ids of the last.
+// A hop asks every relation for in-edges of what the hop before found of its destination type. That is a count
+// (sample_contiguous.cuh), a choice (choose.cuh), or both by LABOR (sample_labor.cuh), which gives edges a weight; and
+// three steps for all relations together that number what was found (id_table.cuh): per node type, in the order of the
+// relations. The new ids are the next hop's seeds. Relations that have nothing to take are left out.
+//
+// The host has to know how many edges each relation takes and how many ids of each type were new. The next hop's counts
+// are queued before the second is known and take it from the device, so that all of it is read together: one wait per
+// hop, and one for the new ids of the last.
 //
 // Bytes per edge with 32-bit ids: 16 to choose it, 16 to number it (id and slot, each written or read twice), 12 for
 // its local id, 40 to write row, column and edge id from what was kept; and random sectors, one in the graph and two or
 // three in the table.
 #include "common/register.h"
-#include "common/sample_arguments.h"
-#include "common/tensors.h"
 #include "cuda/choose.cuh"
+#include "cuda/hop_relations.cuh"
 #include "cuda/hops.cuh"
 #include "cuda/id_table.cuh"
 
 #include <algorithm>
-#include <optional>
+#include <numeric>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 namespace gnnsys::cuda {
 namespace {
 
-constexpr int64_t kMaxParts = 64;  // looked through one after the other for every edge
-constexpr int64_t kExpectedRoom = int64_t{1} << 22;  // ids that a table is made for ahead of need: 64 MiB
+constexpr int64_t kExpectedRoom = int64_t{1} << 22;  // ids that tables are made for ahead of need: 64 MiB
+constexpr int64_t kSectorWords = 4;                  // tables begin with a sector
+
+struct SampledEdges {
+  std::vector<Tensor> edge_index;
+  std::vector<Tensor> edge_ids;
+  std::vector<Tensor> weights;  // none where draws are uniform
+};
 
 template <typename id_t>
 class Walk {
  public:
-  Walk(const Device& device, const Request<id_t>& request, const std::vector<PartEdges>& parts,
-       const std::vector<int64_t>& fanouts, const std::vector<int64_t>& keys, bool labor)
+  Walk(const Device& device, const HopArguments& given)
       : device_(device),
-        request_(request),
-        parts_(parts),
-        fanouts_(fanouts),
-        keys_(keys),
-        labor_(labor),
-        hops_(fanouts.size() + 1),  // the last one has seeds alone: the nodes that the last hop found
-        is_wide_(request.num_rows > int64_t{1} << 32) {}
+        num_hops_(given.num_hops()),
+        num_types_(given.num_types()),
+        labor_(given.labor),
+        num_nodes_(given.num_nodes),
+        relations_(hop_relations<id_t>(given, device, parts_)),
+        told_words_(Told::num_words(static_cast<int64_t>(num_types_), static_cast<int64_t>(relations_.size()))),
+        tables_(num_types_),
+        is_wide_(*std::max_element(num_nodes_.begin(), num_nodes_.end()) > int64_t{1} << 32) {
+    Hop<id_t> empty;
+    empty.frontiers.resize(num_types_);
+    empty.edges.resize(relations_.size());
+    hops_.assign(num_hops_ + 1, empty);  // the last one has frontiers alone: the nodes that the last hop found
+  }
 
   // From seeds on the host, which are checked, to the last hop, or to one that finds nothing.
-  void run(const Tensor& seeds) {
+  void run(const std::vector<Tensor>& seeds) {
     start(seeds);
     size_t hop = 0;
-    while (hop < num_hops() && step(hop)) {
+    while (hop < num_hops_ && step(hop)) {
       ++hop;
     }
-    ended_early_ = hop < num_hops();
+    ended_early_ = hop < num_hops_;
   }
 
-  // Both ends, edge ids and weights; of the last none where draws are uniform.
-  std::tuple<Tensor, Tensor, Tensor> edges(const std::optional<Tensor>& edge_ids) const {
-    if (edge_ids.has_value()) {
-      return dispatch_ids(*edge_ids, [&](auto id) { return join_edges(const_data<decltype(id)>(*edge_ids)); });
-    }
-    return join_edges<int64_t>(nullptr);
-  }
-
-  // Waits for the last hop, so it comes last.
-  Tensor nodes() {
-    if (!ended_early_) {
-      learn(num_hops());
-    }
-    const Tensor out = device_.empty({num_nodes()}, ScalarType::Long);
-    auto* to = mutable_data<int64_t>(out);
-    for (size_t hop = 0; hop < hops_.size();) {
-      Pieces<id_t> pieces{};
-      int64_t size = 0;
-      for (; hop < hops_.size() && pieces.count < Pieces<id_t>::kMost; ++hop, ++pieces.count) {
-        size += hops_[hop].num_seeds;
-        pieces.ids[pieces.count] = hops_[hop].seeds;
-        pieces.ends[pieces.count] = size;
+  // Both ends, edge ids and weights of each relation's edges.
+  SampledEdges edges() const {
+    SampledEdges out;
+    EdgePieces all{};
+    for (size_t r = 0; r < relations_.size(); ++r) {
+      const int64_t num_edges = edges_of(r);
+      out.edge_index.push_back(device_.empty({2, num_edges}, ScalarType::Long));
+      out.edge_ids.push_back(device_.empty({num_edges}, ScalarType::Long));
+      auto* row = mutable_data<int64_t>(out.edge_index.back());
+      auto* edge = mutable_data<int64_t>(out.edge_ids.back());
+      float* weight = nullptr;
+      if (labor_) {
+        out.weights.push_back(device_.empty({num_edges}, ScalarType::Float));
+        weight = mutable_data<float>(out.weights.back());
       }
-      if (size > 0) {
-        join_nodes_kernel<<<num_blocks(size, kGroupThreads), kGroupThreads, 0, device_.stream()>>>(pieces, to);
-        CUDA_CHECK_LAUNCH();
-        to += size;
+      for (const Hop<id_t>& hop : hops_) {
+        const HopEdges<id_t>& at = hop.edges[r];
+        if (at.total == 0) {
+          continue;
+        }
+        const Frontier<id_t>& seeds = hop.frontiers[relations_[r].dst];
+        const uint32_t end_tile = (all.count == 0 ? 0 : all.pieces[all.count - 1].end_tile) +
+                                  num_blocks(at.total, kEdgeTile);
+        all.pieces[all.count++] = {at.offsets,
+                                   seeds.size,
+                                   at.total,
+                                   seeds.first,
+                                   at.local,
+                                   at.positions,
+                                   labor_ ? at.labor_rows : nullptr,
+                                   relations_[r].edge_ids.ids,
+                                   row,
+                                   row + num_edges,
+                                   edge,
+                                   weight,
+                                   end_tile,
+                                   relations_[r].edge_ids.wide};
+        row += at.total;
+        edge += at.total;
+        weight += labor_ ? at.total : 0;
+        if (all.count == kMostPieces) {
+          join(all);
+        }
       }
     }
+    join(all);
     return out;
   }
 
-  // Nodes per hop, the seeds first, then edges per hop.
-  Tensor counts() const {
-    const Tensor out = empty_cpu({static_cast<int64_t>(2 * num_hops() + 1)}, ScalarType::Long);
-    auto* to = mutable_data<int64_t>(out);
-    for (const auto& hop : hops_) {
-      *to++ = hop.num_seeds;
+  // Ids of each type's nodes. Waits for the last hop, so it comes last.
+  std::vector<Tensor> nodes() {
+    if (!ended_early_) {
+      learn(num_hops_);
     }
-    for (size_t hop = 0; hop < num_hops(); ++hop) {
-      *to++ = hops_[hop].total;
+    std::vector<Tensor> out;
+    NodePieces<id_t> all{};
+    for (size_t t = 0; t < num_types_; ++t) {
+      out.push_back(device_.empty({nodes_of(t)}, ScalarType::Long));
+      auto* to = mutable_data<int64_t>(out.back());
+      for (const Hop<id_t>& hop : hops_) {
+        const Frontier<id_t>& found = hop.frontiers[t];
+        if (found.size == 0) {
+          continue;
+        }
+        all.ids[all.count] = found.ids;
+        all.to[all.count] = to;
+        all.ends[all.count] = (all.count == 0 ? 0 : all.ends[all.count - 1]) + found.size;
+        to += found.size;
+        if (++all.count == kMostPieces) {
+          join(all);
+        }
+      }
+    }
+    join(all);
+    return out;
+  }
+
+  // Nodes per type and hop, the seeds first; then edges per relation and hop.
+  Tensor counts() const {
+    const size_t size = num_types_ * (num_hops_ + 1) + relations_.size() * num_hops_;
+    const Tensor out = empty_cpu({static_cast<int64_t>(size)}, ScalarType::Long);
+    auto* to = mutable_data<int64_t>(out);
+    for (size_t t = 0; t < num_types_; ++t) {
+      for (const Hop<id_t>& hop : hops_) {
+        *to++ = hop.frontiers[t].size;
+      }
+    }
+    for (size_t r = 0; r < relations_.size(); ++r) {
+      for (size_t hop = 0; hop < num_hops_; ++hop) {
+        *to++ = hops_[hop].edges[r].total;
+      }
     }
     return out;
   }
 
  private:
-  size_t num_hops() const { return fanouts_.size(); }
+  // Where the ids of one type are numbered.
+  struct IdSlots {
+    Tensor memory;
+    word_t* slots = nullptr;
+    int64_t room = 0;  // ids that it may hold
+  };
 
-  int64_t num_nodes() const {
+  Told told(size_t hop) const {
+    return {told_ + static_cast<int64_t>(hop) * told_words_, static_cast<int64_t>(num_types_)};
+  }
+
+  int64_t nodes_of(size_t type) const {
     int64_t sum = 0;
-    for (const auto& hop : hops_) {
-      sum += hop.num_seeds;
+    for (const Hop<id_t>& hop : hops_) {
+      sum += hop.frontiers[type].size;
     }
     return sum;
   }
 
-  Request<id_t> request(size_t hop) const {
-    Request<id_t> q = request_;
-    q.seeds = hops_[hop].seeds;
-    q.num_seeds = hops_[hop].num_seeds;
-    q.fanout = fanouts_[hop];
-    q.key = static_cast<uint64_t>(keys_[hop]);
+  int64_t edges_of(size_t relation) const {
+    int64_t sum = 0;
+    for (const Hop<id_t>& hop : hops_) {
+      sum += hop.edges[relation].total;
+    }
+    return sum;
+  }
+
+  Request<id_t> request(size_t hop, size_t r) const {
+    const HopRelation<id_t>& relation = relations_[r];
+    Request<id_t> q = relation.request;
+    q.seeds = hops_[hop].frontiers[relation.dst].ids;
+    q.num_seeds = hops_[hop].frontiers[relation.dst].size;
+    q.fanout = relation.fanouts[hop];
+    q.key = static_cast<uint64_t>(relation.keys[hop]);
     return q;
   }
 
@@ -130,51 +212,88 @@ class Walk {
     CUDA_CHECK(cudaMemsetAsync(places.memory, 0xFF, static_cast<size_t>(cleared), device_.stream()));
   }
 
-  int64_t num_count_words(int64_t num_seeds) const {
-    return num_scan_words(num_blocks(num_seeds + 1, labor_ ? kScanTile : kCountThreads));
-  }
-
-  void take_rows(Places& places, Hop<id_t>& hop, int64_t num_seeds) const {
-    hop.rows = places.take<Row>(labor_ ? 0 : num_seeds);
-    hop.labor_rows = places.take<LaborRow>(labor_ ? num_seeds : 0);
-    hop.offsets = places.take<int64_t>(num_seeds + 1);
-  }
-
-  Labor<id_t> labor(size_t hop, const word_t* num_found) const {
-    const Request<id_t> q = request(hop);
-    return {q, &told_[hop].report, hops_[hop].labor_rows, q.original, q.wide_original, q.num_rows, num_found};
-  }
-
-  void start(const Tensor& seeds) {
-    const int64_t count = seeds.numel();
-    const auto* const given = const_data<int64_t>(seeds);
-    if (count > 0) {
-      const auto [low, high] = std::minmax_element(given, given + count);
-      CHECK_ARG(*low >= 0 && *high < request_.num_rows, "seeds must be in [0, ", request_.num_rows, "), got ", *low,
-                " to ", *high);
+  // Relations that have something to take in a hop, as far as the host knows: its frontiers may be bounds.
+  void choose_relations(size_t hop) {
+    for (size_t r = 0; r < relations_.size(); ++r) {
+      const Request<id_t> q = request(hop, r);
+      hops_[hop].edges[r].is_counted = q.num_seeds > 0 && q.num_edges > 0 && q.fanout != 0;
     }
-    Hop<id_t>& hop = hops_[0];
+  }
+
+  // relation(r, its edges, its seeds) for those that are counted in a hop.
+  template <typename Body>
+  void for_counted(size_t hop, const Body& body) {
+    for (size_t r = 0; r < relations_.size(); ++r) {
+      HopEdges<id_t>& at = hops_[hop].edges[r];
+      if (at.is_counted) {
+        body(r, at, hops_[hop].frontiers[relations_[r].dst].size);
+      }
+    }
+  }
+
+  void take_count_words(Places& places, size_t hop) {
+    for_counted(hop, [&](size_t, HopEdges<id_t>& at, int64_t num_seeds) {
+      at.count_words =
+          places.take<word_t>(num_scan_words(num_blocks(num_seeds + 1, labor_ ? kScanTile : kCountThreads)));
+    });
+  }
+
+  void take_rows(Places& places, size_t hop) {
+    for_counted(hop, [&](size_t, HopEdges<id_t>& at, int64_t num_seeds) {
+      at.rows = places.take<Row>(labor_ ? 0 : num_seeds);
+      at.labor_rows = places.take<LaborRow>(labor_ ? num_seeds : 0);
+      at.offsets = places.take<int64_t>(num_seeds + 1);
+    });
+  }
+
+  Labor<id_t> labor(size_t hop, size_t r, const word_t* num_found) const {
+    const HopRelation<id_t>& relation = relations_[r];
+    return {request(hop, r),
+            told(hop).report(r),
+            hops_[hop].edges[r].labor_rows,
+            relation.source_ids.ids,
+            relation.source_ids.wide,
+            relation.num_src,
+            num_found};
+  }
+
+  void start(const std::vector<Tensor>& seeds) {
+    std::vector<id_t> narrowed;
+    for (size_t t = 0; t < num_types_; ++t) {
+      const int64_t count = seeds[t].numel();
+      const auto* const given = const_data<int64_t>(seeds[t]);
+      if (count > 0) {
+        const auto [low, high] = std::minmax_element(given, given + count);
+        CHECK_ARG(*low >= 0 && *high < num_nodes_[t], "seeds must be in [0, ", num_nodes_[t], "), got ", *low, " to ",
+                  *high);
+      }
+      hops_[0].frontiers[t].size = count;
+      narrowed.insert(narrowed.end(), given, given + count);
+    }
+    choose_relations(0);
     id_t* ids = nullptr;
     PartEdges* parts = nullptr;
     allocate([&](Places& places) {
-      told_ = places.take<Told>(static_cast<int64_t>(hops_.size()));
-      hop.count_words = places.take<word_t>(num_count_words(count));
+      told_ = places.take<word_t>(static_cast<int64_t>(hops_.size()) * told_words_);
+      take_count_words(places, 0);
       const int64_t cleared = places.size;
-      take_rows(places, hop, count);
-      ids = places.take<id_t>(count);
+      take_rows(places, 0);
+      ids = places.take<id_t>(static_cast<int64_t>(narrowed.size()));
       parts = places.take<PartEdges>(static_cast<int64_t>(parts_.size()));
       return cleared;
     });
-    const std::vector<id_t> narrowed(given, given + count);
     upload(narrowed, ids);
     upload(parts_, parts);
-    if (!parts_.empty()) {
-      request_.indices.parts = parts;
-      request_.indices.num_parts = static_cast<int>(parts_.size());
+    for (HopRelation<id_t>& relation : relations_) {
+      if (relation.request.indices.num_parts > 0) {
+        relation.request.indices.parts = parts + relation.first_part;
+      }
     }
-    hop.seeds = ids;
-    hop.num_seeds = count;
-    queue_count(0, nullptr);
+    for (Frontier<id_t>& frontier : hops_[0].frontiers) {
+      frontier.ids = ids;
+      ids += frontier.size;
+    }
+    queue_counts(0);
   }
 
   // From pageable memory: it is taken before the call returns.
@@ -186,277 +305,288 @@ class Walk {
     }
   }
 
-  // `hop`'s edges per seed; its num_seeds is a bound where the number is still only on the device.
-  void queue_count(size_t hop, const word_t* num_found) {
-    const Hop<id_t>& at = hops_[hop];
-    if (labor_) {
-      count_labor(device_, labor(hop, num_found), at.offsets);
-      exclusive_sum_kernel<<<num_blocks(at.num_seeds + 1, kScanTile), kScanThreads, 0, device_.stream()>>>(
-          at.num_seeds, CountsAt<int64_t>{at.offsets}, at.offsets,
-          reinterpret_cast<int64_t*>(&told_[hop].report.total), at.count_words);
+  // A hop's edges per seed; behind the first hop, how many seeds there are is still only on the device.
+  void queue_counts(size_t hop) {
+    for_counted(hop, [&](size_t r, const HopEdges<id_t>& at, int64_t num_seeds) {
+      const word_t* const num_found = hop == 0 ? nullptr : told(hop).fresh() + relations_[r].dst;
+      Report* const report = told(hop).report(r);
+      if (labor_) {
+        count_labor(device_, labor(hop, r, num_found), at.offsets);
+        exclusive_sum_kernel<<<num_blocks(num_seeds + 1, kScanTile), kScanThreads, 0, device_.stream()>>>(
+            num_seeds, CountsAt<int64_t>{at.offsets}, at.offsets, reinterpret_cast<int64_t*>(&report->total),
+            at.count_words);
+      } else {
+        count_contiguous<<<num_blocks(num_seeds + 1, kCountThreads), kCountThreads, 0, device_.stream()>>>(
+            request(hop, r), num_found, at.rows, nullptr, at.offsets, report, at.count_words);
+      }
       CUDA_CHECK_LAUNCH();
-      return;
-    }
-    count_contiguous<<<num_blocks(at.num_seeds + 1, kCountThreads), kCountThreads, 0, device_.stream()>>>(
-        request(hop), num_found, at.rows, nullptr, at.offsets, &told_[hop].report, at.count_words);
-    CUDA_CHECK_LAUNCH();
+    });
   }
 
   // Waits for a hop's sizes: its seeds (which the hop before found) and its edges.
   void learn(size_t hop) {
-    Told told;
-    device_.read(reinterpret_cast<word_t*>(&told), reinterpret_cast<const word_t*>(told_ + hop),
-                 static_cast<int64_t>(sizeof(Told) / sizeof(word_t)));
-    Hop<id_t>& at = hops_[hop];
+    std::vector<word_t> words(static_cast<size_t>(told_words_));
+    device_.read(words.data(), told(hop).words, told_words_);
+    const Told said{words.data(), static_cast<int64_t>(num_types_)};
     if (hop > 0) {
-      check_id_fault(told.fault, is_wide_);
-      at.num_seeds = static_cast<int64_t>(told.fresh);
+      check_id_fault(*said.fault(), is_wide_);
+      for (size_t t = 0; t < num_types_; ++t) {
+        const word_t count = said.fresh()[t];
+        hops_[hop].frontiers[t].size = count == kEmpty ? 0 : static_cast<int64_t>(count);
+      }
     }
-    if (hop < num_hops()) {
-      check_report(device_, request(hop), told.report);
-      check_labor_sources(told.report, request_.num_rows);
-      at.total = static_cast<int64_t>(told.report.total);
-    }
+    for_counted(hop, [&](size_t r, HopEdges<id_t>& at, int64_t) {
+      const Report& report = *said.report(r);
+      check_report(device_, request(hop, r), report);
+      check_labor_sources(report, relations_[r].num_src);
+      at.total = static_cast<int64_t>(report.total);
+    });
   }
 
-  // Takes a hop's edges and queues the count of the next; false where there are none, and then no hop has any more.
+  // Takes a hop's edges and queues the counts of the next; false where there are none, and then no hop has any more.
   bool step(size_t hop) {
     learn(hop);
     Hop<id_t>& at = hops_[hop];
     Hop<id_t>& next = hops_[hop + 1];
-    const int64_t total = at.total;
-    if (total == 0) {
+    std::vector<int64_t> found(num_types_, 0);
+    int64_t tiles = 0;
+    for (size_t r = 0; r < relations_.size(); ++r) {
+      found[relations_[r].src] += at.edges[r].total;
+      tiles += num_tiles(at.edges[r].total);
+    }
+    if (tiles == 0) {
       return false;
     }
-    const int64_t known = num_nodes();
-    CHECK_ARG(known + total < kMaxPositions, "a sample may have up to ", kMaxPositions - 1, " nodes and edges, got ",
-              known + total);
-    const bool is_last = hop + 1 == num_hops();
-    id_t* fresh = nullptr;
+    for (size_t t = 0; t < num_types_; ++t) {
+      const int64_t known = nodes_of(t);
+      CHECK_ARG(known + found[t] < kMaxPositions, "a sample may have up to ", kMaxPositions - 1,
+                " nodes and edges of a type, got ", known + found[t]);
+      next.frontiers[t].first = known;
+    }
+    for (size_t t = 0; t < num_types_; ++t) {
+      next.frontiers[t].size = found[t];  // a bound
+    }
+    const bool is_last = hop + 1 == num_hops_;
+    if (!is_last) {
+      choose_relations(hop + 1);
+    }
+    word_t* number_words = nullptr;
+    std::vector<id_t*> fresh(num_types_);
     allocate([&](Places& places) {
-      at.number_words = places.take<word_t>(num_scan_words(num_tiles(total)));
-      if (!is_last) {
-        next.count_words = places.take<word_t>(num_count_words(total));
-      }
+      number_words = places.take<word_t>(num_scan_words(tiles));
+      take_count_words(places, hop + 1);
       const int64_t cleared = places.size;
-      at.neighbors = places.take<id_t>(total);
-      at.positions = places.take<int64_t>(total);
-      at.local = places.take<int64_t>(total);
-      at.slot_of = places.take<uint32_t>(total);
-      fresh = places.take<id_t>(total);
-      if (!is_last) {
-        take_rows(places, next, total);
+      for (HopEdges<id_t>& edges : at.edges) {
+        edges.neighbors = places.take<id_t>(edges.total);
+        edges.positions = places.take<int64_t>(edges.total);
+        edges.local = places.take<int64_t>(edges.total);
+        edges.slot_of = places.take<uint32_t>(edges.total);
       }
+      for (size_t t = 0; t < num_types_; ++t) {
+        fresh[t] = places.take<id_t>(found[t]);
+      }
+      take_rows(places, hop + 1);
       return cleared;
     });
-    if (labor_) {
-      take_labor(device_, labor(hop, nullptr), at.offsets, at.neighbors, at.positions, nullptr);
-    } else {
-      choose(device_, request(hop), Contiguous<false>{at.rows, nullptr, nullptr}, at.offsets, total, at.neighbors,
-             at.positions);
+    for (size_t r = 0; r < relations_.size(); ++r) {
+      take_edges(hop, r);
     }
-    make_room(hop, known + total);
-    number(hop, known, fresh);
-    next.seeds = fresh;
-    next.first = known;
-    if (!is_last) {
-      next.num_seeds = total;
-      queue_count(hop + 1, &told_[hop + 1].fresh);
+    make_room(hop, found);
+    number(hop, number_words, tiles, fresh);
+    for (size_t t = 0; t < num_types_; ++t) {
+      next.frontiers[t].ids = fresh[t];
     }
+    queue_counts(hop + 1);
     return true;
   }
 
-  IdList list_of(const id_t* ids, int64_t size, int64_t base) const {
+  void take_edges(size_t hop, size_t r) const {
+    const HopEdges<id_t>& at = hops_[hop].edges[r];
+    if (at.total == 0) {
+      return;
+    }
+    if (labor_) {
+      take_labor(device_, labor(hop, r, nullptr), at.offsets, at.neighbors, at.positions, nullptr);
+    } else {
+      choose(device_, request(hop, r), Contiguous<false>{at.rows, nullptr, nullptr}, at.offsets, at.total,
+             at.neighbors, at.positions);
+    }
+  }
+
+  IdList list_of(size_t type, const id_t* ids, int64_t size, int64_t base) const {
     IdList list{};
     list.ids = ids;
     list.size = size;
-    list.slots = slots_.mutable_data_ptr();
-    list.num_slots = static_cast<uint32_t>(2 * room_);
+    list.slots = tables_[type].slots;
+    list.num_slots = static_cast<uint32_t>(2 * tables_[type].room);
     list.base = static_cast<uint32_t>(base);
-    list.type_end = static_cast<uint32_t>(num_tiles(size));
+    list.type = static_cast<int32_t>(type);
     list.wide_ids = sizeof(id_t) == sizeof(int64_t);
     list.wide_slots = is_wide_;
     return list;
   }
 
-  // A table that is at most half full with `needed` ids, made anew where the last one is too small. It is made for as
-  // many as the hops to come may bring, within reason.
-  void make_room(size_t hop, int64_t needed) {
-    if (needed <= room_) {
+  // How many ids of each type there may be after the hops to come, as their fanouts say, beside those of this hop.
+  std::vector<int64_t> expected_ids(size_t hop, const std::vector<int64_t>& found) const {
+    std::vector<int64_t> expected(num_types_, 0);
+    std::vector<int64_t> frontier = found;
+    for (size_t later = hop + 1; later < num_hops_; ++later) {
+      std::vector<int64_t> drawn(num_types_, 0);
+      for (const HopRelation<id_t>& relation : relations_) {
+        const int64_t fanout = std::max<int64_t>(relation.fanouts[later], 0);  // of all edges nothing is known
+        drawn[relation.src] =
+            std::min(drawn[relation.src] + std::min(frontier[relation.dst], kExpectedRoom) * fanout, kExpectedRoom);
+      }
+      for (size_t t = 0; t < num_types_; ++t) {
+        expected[t] += drawn[t];
+      }
+      frontier = std::move(drawn);
+    }
+    return expected;
+  }
+
+  // Tables that are at most half full with what is known and what a hop has found, made anew where the last ones are too
+  // small. They are made for as many ids as the hops to come may bring, within reason.
+  void make_room(size_t hop, const std::vector<int64_t>& found) {
+    const auto needed = [&](size_t t) { return hops_[hop + 1].frontiers[t].first + found[t]; };
+    const auto is_small = [&](size_t t) { return found[t] > 0 && needed(t) > tables_[t].room; };
+    std::vector<size_t> types;
+    for (size_t t = 0; t < num_types_; ++t) {
+      if (is_small(t)) {
+        types.push_back(t);
+      }
+    }
+    if (types.empty()) {
       return;
     }
-    int64_t frontier = hops_[hop].total;
-    int64_t expected = needed;
-    for (size_t later = hop + 1; later < num_hops() && fanouts_[later] >= 0 && expected < kExpectedRoom; ++later) {
-      frontier *= fanouts_[later];  // at most 2^22 * 2^28
-      expected += frontier;
+    const std::vector<int64_t> expected = expected_ids(hop, found);
+    const int64_t limit = kExpectedRoom / static_cast<int64_t>(num_types_);
+    std::vector<int64_t> begins;
+    int64_t words = 0;
+    for (const size_t t : types) {
+      tables_[t].room = std::max(needed(t), std::min(needed(t) + expected[t], limit));
+      begins.push_back(words);
+      const int64_t size = 2 * tables_[t].room * (is_wide_ ? 2 : 1);
+      words += (size + kSectorWords - 1) / kSectorWords * kSectorWords;
     }
-    room_ = std::max(needed, std::min(expected, kExpectedRoom));
-    const int64_t words = 2 * room_ * (is_wide_ ? 2 : 1);
-    slots_ = device_.template workspace<word_t>(words);
-    CUDA_CHECK(cudaMemsetAsync(slots_.mutable_data_ptr(), 0xFF, static_cast<size_t>(words) * sizeof(word_t),
-                               device_.stream()));
+    const Tensor memory = device_.template workspace<word_t>(words);
+    auto* const slots = mutable_data<word_t>(memory);
+    CUDA_CHECK(cudaMemsetAsync(slots, 0xFF, static_cast<size_t>(words) * sizeof(word_t), device_.stream()));
     std::vector<IdList> known;
     uint32_t tile = 0;
-    for (size_t earlier = 0; earlier <= hop; ++earlier) {
-      const Hop<id_t>& at = hops_[earlier];
-      if (at.num_seeds > 0) {
-        known.push_back(list_of(at.seeds, at.num_seeds, at.first));
-        known.back().first_tile = tile;
-        tile += static_cast<uint32_t>(num_tiles(at.num_seeds));
+    for (size_t i = 0; i < types.size(); ++i) {
+      IdSlots& table = tables_[types[i]];
+      table.memory = memory;
+      table.slots = slots + begins[i];
+      for (size_t earlier = 0; earlier <= hop; ++earlier) {
+        const Frontier<id_t>& ids = hops_[earlier].frontiers[types[i]];
+        if (ids.size > 0) {
+          known.push_back(list_of(types[i], ids.ids, ids.size, ids.first));
+          known.back().first_tile = tile;
+          tile += static_cast<uint32_t>(num_tiles(ids.size));
+        }
       }
     }
-    IdBatch(device_, Control{&told_[hop + 1].fault, nullptr, nullptr, nullptr}, known, 0).insert_ids();
+    IdBatch(device_, Control{told(hop + 1).fault(), nullptr, nullptr, nullptr}, known, 0).insert_ids();
   }
 
-  // Local ids of a hop's neighbours; new ones go to `fresh`, the first of them with local id `known`.
-  void number(size_t hop, int64_t known, id_t* fresh) const {
-    const Hop<id_t>& at = hops_[hop];
-    Told& told = told_[hop + 1];
-    IdList list = list_of(at.neighbors, at.total, known);
-    list.slot_of = at.slot_of;
-    list.local = at.local;
-    list.fresh = fresh;
-    list.fresh_base = known;
-    IdBatch batch(device_, Control{&told.fault, at.number_words, &told.fresh, at.number_words + 1}, {list},
-                  num_tiles(at.total));
+  // Local ids of a hop's neighbours, per type in the order of the relations; new ones go to `fresh`.
+  void number(size_t hop, word_t* words, int64_t tiles, const std::vector<id_t*>& fresh) const {
+    std::vector<IdList> lists;
+    uint32_t tile = 0;
+    for (size_t t = 0; t < num_types_; ++t) {
+      const int64_t known = hops_[hop + 1].frontiers[t].first;
+      const size_t first_list = lists.size();
+      const uint32_t type_begin = tile;
+      int64_t first = 0;
+      for (size_t r = 0; r < relations_.size(); ++r) {
+        const HopEdges<id_t>& at = hops_[hop].edges[r];
+        if (relations_[r].src != t || at.total == 0) {
+          continue;
+        }
+        IdList list = list_of(t, at.neighbors, at.total, known);
+        list.first = static_cast<uint32_t>(first);
+        list.first_tile = tile;
+        list.type_begin = type_begin;
+        list.slot_of = at.slot_of;
+        list.local = at.local;
+        list.fresh = fresh[t];
+        list.fresh_base = known;
+        lists.push_back(list);
+        first += at.total;
+        tile += static_cast<uint32_t>(num_tiles(at.total));
+      }
+      for (size_t i = first_list; i < lists.size(); ++i) {
+        lists[i].type_end = tile;
+      }
+    }
+    const Told told = this->told(hop + 1);
+    IdBatch batch(device_, Control{told.fault(), words, told.fresh(), words + 1}, lists, tiles);
     batch.insert_ids();
     batch.number_ids();
-    batch.write_ids({list});
+    batch.write_ids(lists);
   }
 
-  template <typename edge_t>
-  std::tuple<Tensor, Tensor, Tensor> join_edges(const edge_t* edge_ids) const {
-    int64_t num_edges = 0;
-    for (const auto& hop : hops_) {
-      num_edges += hop.total;
+  // Launches what there is and begins anew.
+  void join(EdgePieces& all) const {
+    if (all.count > 0) {
+      const unsigned blocks = all.pieces[all.count - 1].end_tile;
+      join_edges_kernel<<<blocks, kGroupThreads, 0, device_.stream()>>>(all);
+      CUDA_CHECK_LAUNCH();
+      all.count = 0;
     }
-    const Tensor edge_index = device_.empty({2, num_edges}, ScalarType::Long);
-    const Tensor edge = device_.empty({num_edges}, ScalarType::Long);
-    const Tensor weights = device_.empty({labor_ ? num_edges : 0}, ScalarType::Float);
-    auto* row = mutable_data<int64_t>(edge_index);
-    auto* to = mutable_data<int64_t>(edge);
-    auto* weight = mutable_data<float>(weights);
-    for (const auto& hop : hops_) {
-      if (hop.total > 0) {
-        join_edges_kernel<<<num_blocks(hop.total, kEdgeTile), kGroupThreads, 0, device_.stream()>>>(
-            hop.offsets, hop.num_seeds, hop.total, hop.first, hop.local, hop.positions, labor_ ? hop.labor_rows : nullptr,
-            edge_ids, row, row + num_edges, to, weight);
-        CUDA_CHECK_LAUNCH();
-        row += hop.total;
-        to += hop.total;
-        weight += labor_ ? hop.total : 0;
-      }
+  }
+
+  void join(NodePieces<id_t>& all) const {
+    if (all.count > 0) {
+      const unsigned blocks = num_blocks(all.ends[all.count - 1], kGroupThreads);
+      join_nodes_kernel<<<blocks, kGroupThreads, 0, device_.stream()>>>(all);
+      CUDA_CHECK_LAUNCH();
+      all.count = 0;
     }
-    return {edge_index, edge, weights};
   }
 
   const Device& device_;
-  Request<id_t> request_;
-  const std::vector<PartEdges>& parts_;
-  const std::vector<int64_t>& fanouts_;
-  const std::vector<int64_t>& keys_;
+  size_t num_hops_;
+  size_t num_types_;
   bool labor_;
+  const std::vector<int64_t>& num_nodes_;
+  std::vector<PartEdges> parts_;  // of all relations
+  std::vector<HopRelation<id_t>> relations_;
+  int64_t told_words_;
+  std::vector<IdSlots> tables_;  // per type
+  bool is_wide_;
   std::vector<Hop<id_t>> hops_;
   std::vector<Tensor> memory_;
-  Told* told_ = nullptr;  // [num_hops + 1]
-  Tensor slots_;
-  int64_t room_ = 0;  // ids that the table may hold
-  bool is_wide_;
+  word_t* told_ = nullptr;  // [num_hops + 1, told_words]
   bool ended_early_ = false;
 };
 
-// Parts as they are stored. `bounds` is on the host: of sources, then of edges, one entry more than there are parts each.
-std::vector<PartEdges> check_parts(const Device& device, const std::vector<Tensor>& indices,
-                                   const std::vector<Tensor>& halo, const std::optional<Tensor>& bounds) {
-  const auto num_parts = static_cast<int64_t>(indices.size());
-  CHECK_ARG(num_parts <= kMaxParts, "there may be up to ", kMaxParts, " parts, got ", num_parts);
-  CHECK_ARG(halo.size() == indices.size(), "halo must have one entry for each of ", num_parts, " parts, got ",
-            halo.size());
-  CHECK_ARG(bounds.has_value() && bounds->is_cpu() && bounds->is_contiguous() && bounds->dim() == 2 &&
-                bounds->size(0) == 2 && bounds->size(1) == num_parts + 1,
-            "bounds must be [2, num_parts + 1] on the host: of sources and of edges");
-  check_dtype(*bounds, ScalarType::Long, "bounds");
-  const auto* const first = const_data<int64_t>(*bounds);
-  const auto* const first_edge = first + num_parts + 1;
-  std::vector<PartEdges> parts;
-  for (int64_t p = 0; p < num_parts; ++p) {
-    const Tensor& of_edges = indices[static_cast<size_t>(p)];
-    const Tensor& listed = halo[static_cast<size_t>(p)];
-    check_readable(of_edges, device, "indices");
-    check_readable(listed, device, "halo");
-    check_dtype(of_edges, ScalarType::Int, "indices");
-    check_index_dtype(listed, "halo");
-    const int64_t num_core = first[p + 1] - first[p];
-    CHECK_ARG(num_core >= 0 && first[p] >= 0, "bounds of sources must ascend from 0");
-    CHECK_ARG(of_edges.dim() == 1 && first_edge[0] == 0 && first_edge[p + 1] - first_edge[p] == of_edges.numel(), "part ",
-              p, " must have ", first_edge[p + 1] - first_edge[p], " edges, got ", of_edges.numel());
-    parts.push_back({const_data<int32_t>(of_edges), listed.const_data_ptr(), first_edge[p], first[p], num_core,
-                     num_core + listed.numel(), listed.scalar_type() == ScalarType::Long});
-  }
-  return parts;
-}
+using HopsResult =
+    std::tuple<std::vector<Tensor>, std::vector<Tensor>, std::vector<Tensor>, Tensor, std::vector<Tensor>>;
 
-using HopsResult = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
-
-HopsResult sample_hops(const Tensor& indptr, std::vector<Tensor> indices, std::vector<Tensor> halo,
-                       std::optional<Tensor> bounds, std::optional<Tensor> edge_ids, std::optional<Tensor> original,
-                       const Tensor& seeds, std::vector<int64_t> fanouts, std::vector<int64_t> keys, bool replace,
-                       bool labor, bool wide, const Tensor& on) {
+HopsResult sample_hops(std::vector<Tensor> indptr, std::vector<Tensor> indices, std::vector<int64_t> num_parts,
+                       std::vector<Tensor> halo, std::vector<Tensor> bounds, std::vector<Tensor> edge_ids,
+                       std::vector<Tensor> original, std::vector<int64_t> ends, std::vector<int64_t> num_nodes,
+                       std::vector<Tensor> seeds, std::vector<int64_t> fanouts, std::vector<int64_t> keys,
+                       bool replace, bool labor, const Tensor& on) {
   CHECK_ARG(!(labor && replace), "LABOR draws without replacement: leave one of labor and replace away");
   CHECK_ARG(on.is_cuda(), "on must be a tensor on the device that samples");
   const Device device(on);
-  CHECK_ARG(!indices.empty(), "indices must be one array, or one for each part");
-  const bool in_parts = !halo.empty();
-  CHECK_ARG(in_parts || indices.size() == 1, "several parts must each have a halo");
-  int64_t num_edges = 0;
-  for (const Tensor& of_edges : indices) {
-    check_csc(indptr, of_edges, device);
-    num_edges += of_edges.numel();
-  }
-  const std::vector<PartEdges> parts =
-      in_parts ? check_parts(device, indices, halo, bounds) : std::vector<PartEdges>{};
-  ::gnnsys::check_vector(seeds, "seeds");  // on the host
-  check_dtype(seeds, ScalarType::Long, "seeds");
-  CHECK_ARG(!fanouts.empty() && fanouts.size() == keys.size(), "there must be one key per hop, and a hop, got ",
-            fanouts.size(), " fanouts and ", keys.size(), " keys");
-  for (const int64_t fanout : fanouts) {
-    check_fanout(fanout);
-  }
-  if (edge_ids.has_value()) {
-    check_readable(*edge_ids, device, "edge_ids");
-    check_index_dtype(*edge_ids, "edge_ids");
-    CHECK_ARG(edge_ids->dim() == 1 && edge_ids->numel() == num_edges, "edge_ids must have one entry per edge, ",
-              num_edges, ", got ", edge_ids->numel());
-  }
-  if (original.has_value()) {
-    check_readable(*original, device, "original");
-    check_index_dtype(*original, "original");
-    CHECK_ARG(original->dim() == 1 && original->numel() == indptr.numel() - 1,
-              "original must have one id per row, ", indptr.numel() - 1, ", got ", original->numel());
-  }
+  const HopArguments given{std::move(indptr), std::move(indices),  std::move(num_parts), std::move(halo),
+                           std::move(bounds), std::move(edge_ids), std::move(original),  std::move(ends),
+                           std::move(num_nodes), std::move(seeds), std::move(fanouts),   std::move(keys),
+                           replace,           labor};
+  check_hops(given, device);
   const auto run = [&](auto id) -> HopsResult {
-    using id_t = decltype(id);
-    Request<id_t> q{};
-    q.indptr = const_data<int64_t>(indptr);
-    q.indices.ids = in_parts ? nullptr : const_data<id_t>(indices[0]);
-    q.num_rows = indptr.numel() - 1;
-    q.num_edges = num_edges;
-    q.replace = replace;
-    if (original.has_value()) {
-      q.original = original->const_data_ptr();
-      q.wide_original = original->scalar_type() == ScalarType::Long;
-    }
-    Walk<id_t> walk(device, q, parts, fanouts, keys, labor);
-    walk.run(seeds);
-    const auto [edge_index, edge, weight] = walk.edges(edge_ids);
-    const Tensor nodes = walk.nodes();
-    return {nodes, edge_index, edge, walk.counts(), weight};
+    Walk<decltype(id)> walk(device, given);
+    walk.run(given.seeds);
+    SampledEdges edges = walk.edges();
+    std::vector<Tensor> nodes = walk.nodes();
+    return {std::move(nodes), std::move(edges.edge_index), std::move(edges.edge_ids), walk.counts(),
+            std::move(edges.weights)};
   };
-  if (in_parts) {
-    return wide ? run(int64_t{}) : run(int32_t{});
-  }
-  return dispatch_ids(indices[0], run);
+  return has_wide_ids(given) ? run(int64_t{}) : run(int32_t{});
 }
 
 }  // namespace

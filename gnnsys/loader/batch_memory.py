@@ -76,9 +76,13 @@ def batch_bytes(
     num_bytes = sum(count * (of_node + _row_bytes(graph, t, names)) for t, count in nodes.items())
     num_bytes += sum(count * (_EDGE_BYTES + _row_bytes(graph, t, names)) for t, count in edges.items())
     ids, num_found = torch.empty(0, dtype=torch.int64, device="meta"), sum(edges.values())
-    starts = torch.empty(sum(seeds.values()), dtype=torch.int64, device="meta")
-    fanouts = [num_found]  # one hop of all edges: those of several are freed with it, too
-    arguments = (None, [ids], None, None, None, None, starts, fanouts, None, False, False, False, None)
+    number = {t: i for i, t in enumerate(graph.node_types)}
+    ends = [number[end] for src, _, dst in graph.edge_types for end in (src, dst)]
+    starts = [torch.empty(seeds.get(t, 0), dtype=torch.int64, device="meta") for t in graph.node_types]
+    num_relations = len(graph.edge_types)
+    structure = (None, [ids] * num_relations, [0] * num_relations, None, None, None, None, ends, [0] * len(number))
+    fanouts = [num_found] * num_relations  # one hop of all edges: those of several are freed with it, too
+    arguments = (*structure, starts, fanouts, None, False, False, None)
     return num_bytes, workspace_bytes("sample_hops", *arguments, device="cuda", num_found=num_found)
 
 

@@ -5,9 +5,9 @@ For users: `CSC` and what computes on one (`spmm`, `sddmm`, `edge_softmax`, `gat
 
 For other rooms, by who uses them: `cluster_nodes`, `contract_clusters`, `refine_cut`, `stream_*`, `*_volume`,
 `fingerprint_*` and `mark_*` (partition); `*_edges`, `planted_labels`, `parse_table` (graph); `PartedCSC`,
-`PartNeighbors`, `JoinedParts`, `stitch_neighbors`, `bucket_ids`, `sample_guided` (sampling); `move_rows`,
-`update_rows`, `widen_rows`, `fill_columns`, `sparse_*_step`, `gather_cached`, `read_table`, `PageLock` (store);
-`BufferPool`, `DeviceReads` (loader); `STRUCTURES` (what layers derive from a structure), `relation_conv` and
+`PartNeighbors`, `HopStructure`, `JoinedParts`, `stitch_neighbors`, `bucket_ids`, `sample_guided` (sampling);
+`move_rows`, `update_rows`, `widen_rows`, `fill_columns`, `sparse_*_step`, `gather_cached`, `read_table`, `PageLock`
+(store); `BufferPool`, `DeviceReads` (loader); `STRUCTURES` (what layers derive from a structure), `relation_conv` and
 `RelationGroups` (typed layers).
 `native` is the library itself, for ops that have no typed face; `workspace_bytes` tells what an op takes beside its
 outputs, for those who plan memory (store, fullgraph).
@@ -27,6 +27,7 @@ from gnnsys.ops.device_reads import DeviceReads
 from gnnsys.ops.dropout import dropout_rows
 from gnnsys.ops.generate import class_features, planted_edges, planted_labels, random_permutation, rmat_edges
 from gnnsys.ops.guided import sample_guided
+from gnnsys.ops.hops import HopRelation, HopStructure, JoinedParts, sample_hops
 from gnnsys.ops.induced import InnerEdges, draw_below, edges_within, induced_coo
 from gnnsys.ops.labor import normalize_rows, sample_labor, sample_labor_importance, source_words
 from gnnsys.ops.memo import BY_DESTINATION, IN_REPLAYS, NOT_KNOWN, STRUCTURES, ReplayedEdges
@@ -61,7 +62,7 @@ from gnnsys.ops.relabel import IdTable, compact, compact_scratch
 from gnnsys.ops.relation_groups import RelationGroups, group_by_type, group_structures, owners_of, pairs_of
 from gnnsys.ops.relation_sums import Relation, relation_conv
 from gnnsys.ops.rows import gather_rows, scatter_rows
-from gnnsys.ops.sampling import JoinedParts, Neighbors, find_edges, sample_hops, sample_neighbors, stream_key
+from gnnsys.ops.sampling import Neighbors, find_edges, sample_neighbors, stream_key
 from gnnsys.ops.stitch import PartNeighbors, name_neighbors, stitch_neighbors
 from gnnsys.ops.store import (
     fill_uniform,
@@ -93,6 +94,8 @@ __all__ = [
     "DeviceReads",
     "EdgeData",
     "Halo",
+    "HopRelation",
+    "HopStructure",
     "IdTable",
     "InnerEdges",
     "JoinedParts",

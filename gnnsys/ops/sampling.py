@@ -1,8 +1,7 @@
-"""Neighbour sampling on one CSC: typed face of `sample_neighbors`, `sample_hops` and `find_edges`."""
+"""Neighbour sampling on one CSC: typed face of `sample_neighbors` and `find_edges`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -74,56 +73,6 @@ def sample_neighbors(
     )  # fmt: skip
 
 
-class SampledHops(NamedTuple):
-    """All hops around a batch's seeds: nodes are the seeds as given, then others in the order they were first seen."""
-
-    nodes: Tensor  # int64 [num_nodes], ids
-    edge_index: Tensor  # int64 [2, num_edges], local ids of sources and destinations
-    edge_ids: Tensor  # int64 [num_edges], or positions where the CSC has no ids
-    counts: list[int]  # nodes per hop, the seeds first, then edges per hop
-    weight: Tensor | None = None  # float32 [num_edges], where LABOR draws
-
-
-class JoinedParts(NamedTuple):
-    """A graph in parts as one structure: columns and edges are numbered over all parts, sources stay in local ids.
-
-    Local id i of part p is node `bounds[0][p] + i` as far as the part's core goes, the others are listed in its halo.
-    """
-
-    indptr: Tensor  # int64 [num_columns + 1], over all parts
-    indices: list[Tensor]  # int32 local ids, for each part
-    halo: list[Tensor]  # global ids, for each part
-    bounds: Tensor  # int64 [2, num_parts + 1] on the host: the first core node and the first edge of each, and the ends
-    wide: bool  # whether global ids need 64 bits
-
-
-def sample_hops(
-    csc: CSC | JoinedParts,
-    seeds: Tensor,
-    fanouts: Sequence[int],
-    *,
-    keys: Sequence[int],
-    replace: bool = False,
-    labor: bool = False,
-    on: Tensor,
-    original: Tensor | None = None,
-) -> SampledHops:
-    """Hop after hop, up to `fanouts[hop]` in-edges (-1: all) of each node that the hop before it was the first to see.
-
-    Each hop is a `sample_neighbors`, or with `labor` a `sample_labor`, by `keys[hop]`; `original` are the original ids
-    of all nodes, where they were relabelled. On CUDA devices only: on the one that has the tensor `on`, which reads the
-    structure in its own or in pinned memory. Seeds are on the host, int64. Waits once per hop, and once more.
-    """
-    if isinstance(csc, JoinedParts):
-        indices, halo, bounds, edge_ids, wide = csc.indices, csc.halo, csc.bounds, None, csc.wide
-    else:
-        indices, halo, bounds, edge_ids, wide = [csc.indices], [], None, csc.edge_ids, False
-    nodes, edge_index, edge_ids, counts, weight = native.sample_hops(
-        csc.indptr, indices, halo, bounds, edge_ids, original, seeds, fanouts, keys, replace, labor, wide, on
-    )
-    return SampledHops(nodes, edge_index, edge_ids, counts.tolist(), weight if labor else None)
-
-
 def find_edges(csc: CSC, src: Tensor, dst: Tensor) -> Tensor:
     """Positions of all edges src[i] -> dst[i] (parallel edges included), ascending: what `exclude` takes."""
     dtype = csc.indices.dtype
@@ -143,14 +92,6 @@ def _(
     return indptr.new_empty(seeds.shape[0] + 1), indices.new_empty(size), indptr.new_empty(size)
 
 
-@torch.library.register_fake("gnnsys::sample_hops")
-def _(indptr, indices, halo, bounds, edge_ids, original, seeds, fanouts, keys, replace, labor, wide, on):
-    num_nodes, num_edges = (torch.library.get_ctx().new_dynamic_size() for _ in range(2))
-    nodes, edge_index = (on.new_empty(shape, dtype=torch.int64) for shape in ((num_nodes,), (2, num_edges)))
-    weight = on.new_empty(num_edges if labor else 0, dtype=torch.float32)
-    return nodes, edge_index, edge_index.new_empty(num_edges), seeds.new_empty(2 * len(fanouts) + 1), weight
-
-
 @torch.library.register_fake("gnnsys::find_edges")
 def _(indptr: Tensor, indices: Tensor, src: Tensor, dst: Tensor) -> Tensor:
     return indptr.new_empty(torch.library.get_ctx().new_dynamic_size())
@@ -161,7 +102,6 @@ _LANES = 16  # seeds whose random words are made together
 _SMALL_FANOUT = 16  # drawn in registers
 _SHARED_FANOUT = 2048  # drawn in a device's shared memory
 _SCRATCH_LIMIT = 256 << 20
-_EXPECTED_ROOM = 1 << 22  # ids that `sample_hops` makes its table for ahead of need
 
 
 def drawing_bytes(expected: Expected, num_seeds: int, fanout: int, lanes: int = _LANES) -> int:
@@ -172,7 +112,7 @@ def drawing_bytes(expected: Expected, num_seeds: int, fanout: int, lanes: int = 
     return expected.threads(num_seeds, _SEEDS_PER_THREAD) * (4 * (fanout + 3) * lanes + 4 * fanout + drawn)
 
 
-def _choosing(num_seeds: int, fanout: int) -> int:
+def choosing_bytes(num_seeds: int, fanout: int) -> int:
     """On a device: scratch of blocks whose draws do not fit its shared memory."""
     padded = power_above(max(fanout, 1))
     return 0 if padded <= _SHARED_FANOUT else min(num_seeds * 13 * padded, max(_SCRATCH_LIMIT, 13 * padded)) + (1 << 12)
@@ -209,33 +149,9 @@ def _(
     num_seeds = seeds.numel()
     rows = 24 * num_seeds + 2 * scan_bytes(num_seeds)
     if weight is None and (time is None or time_sorted):
-        return rows + _choosing(num_seeds, fanout)
+        return rows + choosing_bytes(num_seeds, fanout)
     listed = expected.edges_of(num_seeds, indices.numel())
     return rows + (8 + 16 + 8 + 16 + 1 + 8 + 8) * listed + sort_bytes(listed, 8) + 2 * scan_bytes(listed)
-
-
-@tells_workspace("sample_hops", "cuda")
-def _(
-    expected, indptr, indices, halo, bounds, edge_ids, original, seeds, fanouts, keys, replace, labor, wide, on
-) -> int:  # fmt: skip
-    """Every hop's edges until all are joined, and the last two tables of ids, each at most half full."""
-    id_bytes = 8 if wide or indices[0].dtype == torch.int64 else 4
-    slot = 8 * (2 if id_bytes == 8 else 1)
-    frontier, known, num_bytes, room = seeds.numel(), seeds.numel(), 0, 0
-    num_edges = sum(each.numel() for each in indices)
-    row = (LABOR_ROW_BYTES + 8 if labor else 24) + id_bytes
-    for fanout in fanouts:
-        num_bytes += row * frontier + 2 * scan_bytes(frontier) + _choosing(frontier, fanout)
-        drawn = frontier * fanout if fanout >= 0 and not labor else expected.edges_of(frontier, num_edges)
-        num_bytes += drawn * (2 * id_bytes + 20) + 2 * scan_bytes(drawn)
-        frontier, known = drawn, known + drawn
-        room = max(room, known)
-    if expected.num_found is not None:  # edges of all hops: they bound the nodes too
-        each = row + (2 * id_bytes + 20)
-        num_bytes = min(num_bytes, each * (expected.num_found + seeds.numel()) + (1 << 16))
-        room = min(room, expected.num_found + seeds.numel())
-    room = max(room, min(_EXPECTED_ROOM, 2 * room))
-    return num_bytes + 2 * 2 * slot * room
 
 
 @tells_workspace("find_edges", "cpu")

@@ -185,10 +185,7 @@ class DeviceStructure:
         cscs = [run.sources[edge_type].csc for run in runs]
         halo = [run.names[src].halo for run in runs if run.names is not None]
         bounds = torch.stack([part_bounds(self.parts.book, src), part_bounds(self.parts.book, edge_type)])
-        wide = id_dtype(self.parts.book.num_ids(src)) == torch.int64
-        return JoinedParts(
-            _joined_indptr([csc.indptr for csc in cscs]), [csc.indices for csc in cscs], halo, bounds, wide
-        )
+        return JoinedParts(_joined_indptr([csc.indptr for csc in cscs]), [csc.indices for csc in cscs], halo, bounds)
 
     def original(self, node_type: NodeType, view: Callable[[int], PartView]) -> Tensor:
         """Original ids of the nodes of all parts, where all are here."""

@@ -43,9 +43,9 @@ class NeighborSampler(Sampler):
     the graph; sampling in time makes the trees of different seeds disjoint, as each has a time of its own.
 
     `device` is where samples are made: by default where the graph's structure is, a GPU also for a graph in pinned host
-    memory. There all work of a sample goes to the current stream, and the host waits for sizes alone, twice per hop and
-    edge type; or once per hop where a graph with one edge type is sampled uniformly, or by LABOR-0, which is one native
-    call. Seeds may be given on the host.
+    memory. There all work of a sample goes to the current stream, and the host waits for sizes alone: once per hop
+    where draws are uniform, or by LABOR-0, which is one native call for all edge types; else twice per hop and edge
+    type. Seeds may be given on the host.
 
     `edges` says which edges there are: the name of a mask of edges, or messages of `gnnsys.split_links`. A batch is the
     one that the graph with these edges alone would give. Of parts it is made on the host.
@@ -110,22 +110,20 @@ class NeighborSampler(Sampler):
         graph = self.graph
         if self.device.type != "cuda" or self.disjoint or self.expand != "new" or self.num_hops == 0:
             return None
-        if len(graph.node_types) != 1 or len(graph.edge_types) != 1:
-            return None
-        ((edge_type, fanouts),) = self._fanouts.items()
         hoods = self._neighborhoods
         assert isinstance(hoods, (GraphNeighborhoods, DeviceNeighborhoods))
-        if isinstance(hoods, GraphNeighborhoods):
-            csc: CSC | JoinedParts | None = self.csc(edge_type)
-        else:
-            csc = hoods.joined(edge_type)
-        if csc is None:
-            return None
-        original = None if isinstance(hoods, GraphNeighborhoods) else hoods.original(edge_type[0])
-        if not self.replace:
-            fanouts = tuple(hoods.bounded(edge_type, fanout) for fanout in fanouts)
+        structures: dict[EdgeType, CSC | JoinedParts] = {}
+        fanouts: list[int] = []
+        for edge_type, of_hops in self._fanouts.items():
+            csc = hoods.csc(edge_type) if isinstance(hoods, GraphNeighborhoods) else hoods.joined(edge_type)
+            if csc is None:
+                return None
+            structures[edge_type] = csc
+            fanouts += of_hops if self.replace else [hoods.bounded(edge_type, fanout) for fanout in of_hops]
+        original = [] if isinstance(hoods, GraphNeighborhoods) else [hoods.original(t) for t in graph.node_types]
+        num_nodes = {t: graph.num_nodes(t) for t in graph.node_types}
         return PlainHops(
-            csc, edge_type, fanouts, replace=self.replace, labor=labor, device=self.device, original=original
+            structures, num_nodes, fanouts, replace=self.replace, labor=labor, device=self.device, original=original
         )
 
     def options(self) -> dict[str, Any]:
@@ -168,8 +166,8 @@ class NeighborSampler(Sampler):
         """
         seeds = {t: ids_of(ids, self.graph.num_nodes(t), f"seeds of {t!r}") for t, ids in seeds.items()}
         if self._plain is not None and not exclude:
-            (edge_type,) = self._fanouts
-            return self._plain.sample(seeds, [self.draw_key(key, hop, edge_type) for hop in range(self.num_hops)])
+            keys = [self.draw_key(key, hop, edge_type) for edge_type in self._fanouts for hop in range(self.num_hops)]
+            return self._plain.sample(seeds, keys)
         with self._tables() as tables:
             walk = _DisjointWalk(self, seeds, seed_time, tree, tables) if self.disjoint else _Walk(self, seeds, tables)
             for hop in range(self.num_hops):

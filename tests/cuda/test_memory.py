@@ -19,6 +19,8 @@ from gnnsys.loader import NeighborLoader
 from gnnsys.nn import GATConv, SAGEConv
 from gnnsys.ops import (
     CSC,
+    HopRelation,
+    HopStructure,
     compact,
     degrees,
     dropout_rows,
@@ -135,7 +137,15 @@ def all_hops(size: int) -> Call:
     generator = torch.Generator().manual_seed(0)
     edges = torch.randint(0, 1000, (2, 32 * 1000), generator=generator)
     csc, seeds = CSC.from_edge_index(edges, 1000).to("cuda"), torch.zeros(size, dtype=torch.int64)
-    return lambda: sample_hops(csc, seeds, [20], keys=[1], on=csc.indptr)
+    return lambda: sample_hops(HopStructure.of(csc), [seeds], [20], keys=[1], on=csc.indptr)
+
+
+def typed_hops(size: int) -> Call:
+    generator = torch.Generator().manual_seed(0)
+    edges = torch.randint(0, 1000, (2, 32 * 1000), generator=generator)
+    csc, seeds = CSC.from_edge_index(edges, 1000).to("cuda"), torch.zeros(size, dtype=torch.int64)
+    structure = HopStructure([HopRelation(csc, 0, 1), HopRelation(csc, 1, 1), HopRelation(csc, 1, 0)], [1000, 1000])
+    return lambda: sample_hops(structure, [seeds[:3], seeds], [10] * 6, keys=list(range(6)), on=csc.indptr)
 
 
 def counting(num_nodes: int) -> Call:
@@ -181,6 +191,7 @@ CASES: dict[str, Callable[[int], Call]] = {
     "compact": compaction,
     "sample_neighbors": sampling,
     "sample_hops": all_hops,
+    "sample_hops: types": typed_hops,
     "degrees": lambda size: counting(64 * size),
     "in_subgraph": cutting_out,
     "find_edges": finding,

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 import gnnsys
-from gnnsys.graph import Graph
+from gnnsys.graph import Graph, typed_graph
 from gnnsys.loader import LinkNeighborLoader, NeighborLoader
 from gnnsys.ops import PageLock, read_table
 from gnnsys.partition import write_parts
-from gnnsys.sampling import DistGraph, NeighborSampler, SampleKey
+from gnnsys.sampling import DistGraph, LaborSampler, NeighborSampler, SampleKey
 from gnnsys.sampling.place import PartBytes, choose_place, own_rows, place_parts_on
 from gnnsys.session import init
 from gnnsys.store import DeviceTable, MemoryBudget, RegisteredFiles, copied_pieces
@@ -99,6 +99,31 @@ def test_all_hops_in_one_call_are_the_hosts(large_parts: Path, place: str, fanou
                 for name in ("node", "row", "col", "edge"):
                     for t, rows in getattr(a, name).items():
                         assert torch.equal(rows, getattr(b, name)[t].cpu()), (name, place, fanouts, replace)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("num_parts", [1, 3])
+@pytest.mark.parametrize("kind", ["uniform", "replace", "labor"])
+def test_typed_hops_in_one_call_are_the_hosts(tmp_path: Path, place: str, num_parts: int, kind: str) -> None:
+    graph = typed_graph(2000)
+    write_parts(graph, assign(graph, num_parts), tmp_path / "p")
+    with init(process_group=False) as session:
+        parts = session.open(tmp_path / "p", device=CUDA, place=place)
+        for fanouts in ([10, 5, 3], [-1, 3], {t: [i % 3 * 4, 20] for i, t in enumerate(graph.edge_types)}):
+            options: dict[str, Any] = {"replace": True} if kind == "replace" else {}
+            make = partial(LaborSampler if kind == "labor" else NeighborSampler, parts, fanouts, **options)
+            here, there = make(device="cpu"), make()
+            assert there._plain is not None and here._plain is None
+            for batch in range(3):
+                g = torch.Generator().manual_seed(batch)
+                types = graph.node_types[: batch + 1]
+                seeds = {t: torch.randint(0, graph.num_nodes(t), (150,), generator=g) for t in types}
+                key = SampleKey(5, 1, batch)
+                a, b = here.sample(seeds, key=key), there.sample(seeds, key=key)
+                assert (a.num_sampled_nodes, a.num_sampled_edges) == (b.num_sampled_nodes, b.num_sampled_edges)
+                for name in ("node", "row", "col", "edge", *(["edge_weight"] if kind == "labor" else [])):
+                    for t, rows in getattr(a, name).items():
+                        assert torch.equal(rows, getattr(b, name)[t].cpu()), (name, t, fanouts)
 
 
 @pytest.mark.parametrize("place", [*PLACES, "host", "auto"])

@@ -96,7 +96,8 @@ def test_one_call_makes_plain_samples_alone() -> None:
     graph = homogeneous().to("cuda")
     others: list[dict[str, Any]] = [{"weight": "w"}, {"time": "t"}, {"disjoint": True}, {"expand": "frontier"}]
     assert all(NeighborSampler(graph, [3], **options)._plain is None for options in others)
-    assert NeighborSampler(typed().to("cuda"), [3])._plain is None
+    assert all(NeighborSampler(typed().to("cuda"), [3], **options)._plain is None for options in others[2:])
+    assert NeighborSampler(typed().to("cuda"), [3])._plain is not None
     assert NeighborSampler(homogeneous(), [3])._plain is None
     sampler = NeighborSampler(graph, [3, 2])
     sample = sampler.sample({NODE: random_seeds(600, 20).int()[::2]}, key=KEY)  # converted, and not contiguous
