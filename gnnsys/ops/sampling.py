@@ -24,12 +24,16 @@ class Neighbors(NamedTuple):
     weight: Tensor | None = None  # float32, where a rule of drawing gives one
 
 
-def stream_key(*parts: int) -> int:
+def stream_key(*parts: int, after: int = 0x9E3779B97F4A7C15) -> int:
     """Folds integers (seed, epoch, batch, hop, edge type, ...) into one signed 64-bit Philox key.
 
-    SplitMix64's finaliser after each part: order matters, and every bit of every part counts.
+    SplitMix64's finaliser after each part: order matters, and every bit of every part counts. `after` is the key of the
+    parts before these, where it is known.
+
+    >>> stream_key(3, 1, 4) == stream_key(4, after=stream_key(3, 1))
+    True
     """
-    state = 0x9E3779B97F4A7C15
+    state = after & _MASK
     for part in parts:
         state = (state + 0x9E3779B97F4A7C15 + (part & _MASK)) & _MASK
         state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK

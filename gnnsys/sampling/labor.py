@@ -8,6 +8,7 @@ has fewer nodes at the same variance.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -17,12 +18,17 @@ from gnnsys.graph import EdgeType, Graph, NodeType, edge_type_key
 from gnnsys.ops import degrees, normalize_rows, stream_key
 from gnnsys.sampling.fanouts import Fanouts
 from gnnsys.sampling.labor_rule import MAX_ROUNDS
-from gnnsys.sampling.neighbor import NeighborSampler
+from gnnsys.sampling.neighbor import NeighborSampler, hop_key
 from gnnsys.sampling.neighborhoods import AnyGraph
 from gnnsys.sampling.sample import Sample
 from gnnsys.sampling.sampler import SampleKey
 
 _EVERY_HOP = -1  # stands for the hop in the key where all hops share their random numbers
+
+
+@lru_cache(maxsize=256)
+def _source_key(node_type: NodeType) -> int:
+    return edge_type_key((node_type, "", ""))
 
 
 class LaborSampler(NeighborSampler):
@@ -74,8 +80,8 @@ class LaborSampler(NeighborSampler):
 
     def draw_key(self, key: SampleKey, hop: int, edge_type: EdgeType) -> int:
         """By the source type instead of the edge type: r_u is of the source."""
-        of_source = edge_type_key((edge_type[0], "", ""))
-        return stream_key(key.seed, key.epoch, key.batch, _EVERY_HOP if self.layer_dependency else hop, of_source)
+        in_hop = hop_key(key.seed, key.epoch, key.batch, _EVERY_HOP if self.layer_dependency else hop)
+        return stream_key(_source_key(edge_type[0]), after=in_hop)
 
     def sample(
         self,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -34,6 +34,12 @@ from gnnsys.sampling.neighborhoods import (
 from gnnsys.sampling.rules import find_rule
 from gnnsys.sampling.sample import Block, Sample
 from gnnsys.sampling.sampler import SampleKey, Sampler
+
+
+@lru_cache(maxsize=256)
+def hop_key(seed: int, epoch: int, batch: int, hop: int) -> int:
+    """What the keys of a hop's edge types begin with."""
+    return stream_key(seed, epoch, batch, hop)
 
 
 class NeighborSampler(Sampler):
@@ -135,7 +141,7 @@ class NeighborSampler(Sampler):
 
     def draw_key(self, key: SampleKey, hop: int, edge_type: EdgeType) -> int:
         """What the draws of a hop are keyed by, beside original ids and trees."""
-        return stream_key(key.seed, key.epoch, key.batch, hop, self._type_keys[edge_type])
+        return stream_key(self._type_keys[edge_type], after=hop_key(key.seed, key.epoch, key.batch, hop))
 
     def csc(self, edge_type: EdgeType) -> CSC:
         """What is sampled from, of a graph in memory: its CSC, but in order of time if any."""

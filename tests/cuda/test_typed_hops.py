@@ -42,14 +42,14 @@ def random_graph(seed: int) -> Graph:
     or some the one and some the other."""
     draw, g = random.Random(seed), torch.Generator().manual_seed(seed)
     names = "abcd"[: draw.randint(2, 4)]
-    num_nodes = {name: draw.choice([1, 7, 60, 400]) for name in names}
-    if draw.random() < 0.2:
+    num_nodes = {name: draw.choice([5, 40, 150, 400]) for name in names}
+    if draw.random() < 0.2 and len(names) > 2:
         num_nodes[draw.choice(names)] = 0
     structures: dict[EdgeType, CSC] = {}
     for number in range(draw.randint(3, 10)):
-        src, dst = draw.choice(names), draw.choice(names)
-        exists = num_nodes[src] and num_nodes[dst] and draw.random() < 0.85
-        count = draw.choice([1, 30, 900, 5000]) if exists else 0
+        src, dst = (draw.choice([t for t in names if num_nodes[t]] if number < 3 else names) for _ in range(2))
+        exists = num_nodes[src] and num_nodes[dst] and (number < 3 or draw.random() < 0.8)
+        count = draw.choice([30, 900, 5000] if number else [900]) if exists else 0
         wide = seed % 3 == 1 or (seed % 3 == 2 and draw.random() < 0.5)
         made = random_csc(max(num_nodes[src], 1), max(num_nodes[dst], 1), count, g, wide, draw.random() < 0.3)
         if not exists:
@@ -66,8 +66,8 @@ def random_fanouts(graph: Graph, draw: random.Random) -> dict[EdgeType, list[int
 def random_seeds(graph: Graph, draw: random.Random, g: torch.Generator) -> dict[str, Tensor]:
     """Of one type, of several, of all, or none; some repeat."""
     types = [t for t in graph.node_types if graph.num_nodes(t)]
-    chosen = draw.sample(types, draw.randint(0, len(types))) if draw.random() < 0.7 else draw.sample(types, 1)
-    return {t: torch.randint(0, graph.num_nodes(t), (draw.choice([0, 1, 5, 90]),), generator=g) for t in chosen}
+    chosen = draw.sample(types, draw.randint(0, len(types)))
+    return {t: torch.randint(0, graph.num_nodes(t), (draw.choice([0, 1, 30]),), generator=g) for t in chosen}
 
 
 def same_of_both(there: Sample, here: Sample) -> None:
@@ -75,17 +75,21 @@ def same_of_both(there: Sample, here: Sample) -> None:
     same_values(there.edge_weight, here.edge_weight, "edge_weight")
 
 
-def check(graph: Graph, place: str, kind: str, fanouts: Any, batches: list[Mapping[str, Tensor]]) -> None:
+def check(graph: Graph, place: str, kind: str, fanouts: Any, batches: list[Mapping[str, Tensor]]) -> int:
+    """How many edges were compared."""
     make, options = KINDS[kind]
     here = make(graph, fanouts, **options)
     there, walk = (make(placed(graph, place), fanouts, device="cuda", **options) for _ in range(2))
     assert there._plain is not None
     walk._plain = None
+    num_edges = 0
     for number, seeds in enumerate(batches):
         key = SampleKey(seed=3, epoch=1, batch=number)
         expected = here.sample(seeds, key=key)
         same_of_both(there.sample(seeds, key=key), expected)
         same_of_both(walk.sample(seeds, key=key), expected)
+        num_edges += sum(map(sum, expected.num_sampled_edges.values()))
+    return num_edges
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -93,9 +97,12 @@ def check(graph: Graph, place: str, kind: str, fanouts: Any, batches: list[Mappi
 @pytest.mark.parametrize("seed", range(12))
 def test_a_random_graph_gives_the_sample_of_the_walk_and_of_the_cpu(place: str, kind: str, seed: int) -> None:
     graph, draw, g = random_graph(seed), random.Random(seed), torch.Generator().manual_seed(seed)
-    for _ in range(2):
+    everyone = {t: torch.arange(graph.num_nodes(t)) for t in graph.node_types}
+    num_edges = 0
+    for _ in range(3):
         batches = [random_seeds(graph, draw, g) for _ in range(3)]
-        check(graph, place, kind, random_fanouts(graph, draw), [*batches, {}])
+        num_edges += check(graph, place, kind, random_fanouts(graph, draw), [*batches, everyone, {}])
+    assert num_edges > 50
 
 
 @pytest.mark.parametrize("kind", KINDS)
