@@ -189,12 +189,12 @@ void check_relation_gradient(const std::vector<Tensor>& grad, const std::vector<
 }
 
 // Runs body(r, first, count) for the groups of each relation, in tiles of at most `rows` groups; before the first of a
-// tile begin(r, first, count) for all of its groups, which have one slot `slot_of(relation)`. Not for relations whose
-// weight tensor is one that `is_done` says is (it may be empty: none is).
+// tile begin(r, first, count) for all of its groups, which have one slot `slot_of(relation)`. Not for relations
+// that `is_done`; where it is empty none is.
 template <typename SlotOf, typename Begin, typename Body>
 void for_tiles(const std::vector<Relation>& relations, const std::vector<int64_t>& ends, int64_t rows,
                const std::vector<bool>& is_done, const SlotOf& slot_of, const Begin& begin, const Body& body) {
-  const auto skips = [&](size_t r) { return !is_done.empty() && is_done[relations[r].weight]; };
+  const auto skips = [&](size_t r) { return !is_done.empty() && is_done[r]; };
   size_t r = 0;
   int64_t first = 0;
   while (first < ends.back()) {
@@ -222,6 +222,16 @@ void for_tiles(const std::vector<Relation>& relations, const std::vector<int64_t
     }
     first = end;
   }
+}
+
+// Whether no relation with edges is left.
+inline bool all_done(const std::vector<bool>& is_done, const std::vector<int64_t>& ends) {
+  for (size_t r = 0; r + 1 < ends.size(); ++r) {
+    if (ends[r] < ends[r + 1] && (is_done.empty() || !is_done[r])) {
+      return false;
+    }
+  }
+  return true;
 }
 
 inline int64_t widest(const std::vector<Tensor>& rows) {
@@ -277,8 +287,8 @@ std::vector<Tensor> relation_conv_forward(const Backend& backend, const std::vec
   }
   const int64_t widest_out = *std::max_element(widths.begin(), widths.end());
   const int64_t rows = backend.tile_rows(widest(x), widest_out, groups.num_groups(), x, out);
-  const Tensor sums = backend.empty(rows, widest(x), type);
-  const Tensor product = backend.empty(rows, widest_out, type);
+  const bool is_rounded = backend.sum_type(type) != type;
+  Tensor product = backend.empty(is_rounded ? rows : 0, widest_out, type);
   for (size_t d = 0; d < out.size(); ++d) {
     if (root.empty()) {
       if (groups.owner.has_value()) {  // else every row is written
@@ -288,7 +298,13 @@ std::vector<Tensor> relation_conv_forward(const Backend& backend, const std::vec
       own_product(backend, rows_of(x[own[d]], 0, num_dst[d]), root[d], out[d], product);
     }
   }
-  const std::vector<bool> is_done = backend.forward_together(x, weight, relations, groups, sums, product, out);
+  const int64_t tile_size = rows * (widest(x) + (is_rounded ? 0 : widest_out));
+  const std::vector<bool> is_done = backend.forward_together(x, weight, relations, groups, tile_size, out);
+  if (all_done(is_done, groups.ends)) {
+    return rounded(backend, out, type);
+  }
+  const Tensor sums = backend.empty(rows, widest(x), type);
+  product = is_rounded ? product : backend.empty(rows, widest_out, type);
   for_tiles(
       relations, groups.ends, rows, is_done, [](const Relation& r) { return r.x; },
       [&](const Relation& r, int64_t first, int64_t count) { backend.sum(groups, first, count, x[r.x], sums); },
@@ -328,11 +344,9 @@ RelationGradients relation_conv_backward(const Backend& backend, const std::vect
     torch::stable::zero_(found.weight.back());
     largest = std::max(largest, w.numel() / std::max<int64_t>(w.size(0), 1));
   }
-  const Tensor weight_product = backend.empty(1, largest, type);
   const int64_t rows = backend.tile_rows(widest(x) * 2, widest(grad), groups.num_groups(), x, grad);
-  const Tensor sums = backend.empty(groups.is_identity() ? 0 : rows, widest(grad), type);
-  const Tensor sources = backend.empty(rows, widest(x), type);
-  const Tensor product = backend.empty(rows, widest(x), type);
+  const bool is_rounded = backend.sum_type(type) != type;
+  Tensor product = backend.empty(is_rounded ? rows : 0, widest(x), type);
   for (size_t d = 0; d < root.size(); ++d) {
     const int64_t s = own[d];
     const int64_t count = grad[d].size(0);
@@ -342,8 +356,18 @@ RelationGradients relation_conv_backward(const Backend& backend, const std::vect
       own_product(backend, grad[d], transposed(root[d]), found.x[s], product);
     }
   }
-  const std::vector<bool> is_done = backend.backward_together(grad, x, weight, relations, wants_x, groups, sums,
-                                                              sources, product, found.x, found.weight);
+  const int64_t tile_size = rows * ((is_rounded ? 1 : 2) * widest(x) + (groups.is_identity() ? 0 : widest(grad)));
+  const std::vector<bool> is_done = backend.backward_together(grad, x, weight, relations, wants_x, groups, tile_size,
+                                                              found.x, found.weight);
+  if (all_done(is_done, groups.ends)) {
+    found.x = rounded(backend, found.x, type);
+    found.weight = rounded(backend, found.weight, type);
+    return found;
+  }
+  const Tensor weight_product = backend.empty(1, largest, type);
+  const Tensor sums = backend.empty(groups.is_identity() ? 0 : rows, widest(grad), type);
+  const Tensor sources = backend.empty(rows, widest(x), type);
+  product = is_rounded ? product : backend.empty(rows, widest(x), type);
   const auto tile_slot = [](const Relation& r) { return r.out; };
   for_tiles(
       relations, groups.ends, rows, is_done, tile_slot,

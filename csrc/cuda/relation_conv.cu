@@ -6,10 +6,9 @@
 #include "common/relation_conv.h"
 
 #include "common/register.h"
-#include "cuda/grouped_products.cuh"
+#include "cuda/relations_together.cuh"
 #include "cuda/spmm_rows.cuh"
 
-#include <set>
 #include <tuple>
 
 namespace gnnsys::cuda {
@@ -23,8 +22,6 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int64_t kTileShare = 8;          // of what the op reads and writes
 constexpr int64_t kLeastTile = 32 << 20;  // bytes: fewer tiles, fewer launches
-constexpr int64_t kSmallProduct = 256 << 20;  // multiply-adds of a relation, on average: below, launches take longer
-constexpr int64_t kLargestProduct = 4 * kSmallProduct;  // of any
 
 // out[k] = x[ids[k]], a thread per word.
 template <typename word, typename id_t>
@@ -163,33 +160,32 @@ class OnDevice {
     });
   }
 
-  // All relations that have one weight tensor, in a few launches, where they are so small that it pays: of which weight
-  // tensors they are done. `product` are rows for products, `sums` for what is multiplied.
+  // Relations that have one weight tensor, in a few launches, where they are so small that it pays: of which relations
+  // they are done. What they take beside `out` is no more than `tile_size` values.
   std::vector<bool> forward_together(const std::vector<Tensor>& x, const std::vector<Tensor>& weight,
-                        const std::vector<Relation>& relations, const RelationGroups& groups, const Tensor& sums,
-                        const Tensor& product, const std::vector<Tensor>& out) const {
-    std::vector<bool> is_done(weight.size());
-    if (!groups.owner.has_value() && weight.size() > 1) {
-      return is_done;
-    }
+                                     const std::vector<Relation>& relations, const RelationGroups& groups,
+                                     int64_t tile_size, const std::vector<Tensor>& out) const {
+    std::vector<bool> is_done(relations.size());
     for (size_t slot = 0; slot < weight.size(); ++slot) {
       const WeightShape shape = WeightShape::of(weight[slot]);
-      const std::vector<size_t> mine = with_weight(relations, groups, slot);
-      is_done[slot] = are_small(mine, weight[slot], relations, groups, sums.size(0));
-      if (!is_done[slot]) {
-        continue;
-      }
-      const std::vector<int64_t> rows = places(mine, groups);
-      for_same(mine, relations, [](const Relation& r) { return r.x; }, groups, [&](size_t from, int64_t count) {
-        const int64_t at = rows[from];
-        sum(groups, groups.ends[mine[from]], count, x[relations[mine[from]].x],
-            strided(sums, at * shape.in, {count, shape.in}, {shape.in, 1}));
-      });
-      products<false>(segments(mine, rows, relations, groups), sums, shape.in, weight[slot], shape.out, product);
-      if (!groups.owner.has_value()) {
-        add(groups.owner, 0, groups.num_groups(), product, 0, out[0], true);
-      } else {
-        add_in_turn(mine, rows, relations, groups, [](const Relation& r) { return r.out; }, product, out);
+      const int64_t most = tile_size / std::max<int64_t>(shape.in + shape.out, 1);
+      for (const Together& some : small_relations(slot, weight[slot], relations, groups, most)) {
+        const Tensor sums = empty(some.num_rows, shape.in, weight[slot].scalar_type());
+        const Tensor product = empty(some.num_rows, shape.out, weight[slot].scalar_type());
+        for_same(some, relations, [](const Relation& r) { return r.x; }, groups, [&](size_t from, int64_t count) {
+          const size_t r = some.relations[from];
+          sum(groups, groups.ends[r], count, x[relations[r].x], rows_of(sums, some.rows[from], count));
+        });
+        products<false>(segments(some, relations, groups), sums, shape.in, weight[slot], shape.out, product);
+        if (groups.owner.has_value()) {
+          add_in_turn(some, relations, groups, [](const Relation& r) { return r.out; }, product, out);
+        } else {
+          for_same(some, relations, [](const Relation&) { return 0; }, groups, [&](size_t from, int64_t count) {
+            add(groups.owner, groups.ends[some.relations[from]], count, rows_of(product, some.rows[from], count), 0,
+                out[0], true);
+          });
+        }
+        mark(some, is_done);
       }
     }
     return is_done;
@@ -198,126 +194,44 @@ class OnDevice {
   std::vector<bool> backward_together(const std::vector<Tensor>& grad, const std::vector<Tensor>& x,
                                       const std::vector<Tensor>& weight, const std::vector<Relation>& relations,
                                       const std::vector<bool>& wants_x, const RelationGroups& groups,
-                                      const Tensor& sums, const Tensor& sources, const Tensor& product,
-                                      const std::vector<Tensor>& grad_x,
+                                      int64_t tile_size, const std::vector<Tensor>& grad_x,
                                       const std::vector<Tensor>& grad_weight) const {
-    std::vector<bool> is_done(weight.size());
-    if (groups.is_identity() && weight.size() > 1) {
-      return is_done;
-    }
+    std::vector<bool> is_done(relations.size());
     for (size_t slot = 0; slot < weight.size(); ++slot) {
       const WeightShape shape = WeightShape::of(weight[slot]);
-      const std::vector<size_t> mine = with_weight(relations, groups, slot);
-      is_done[slot] = are_small(mine, weight[slot], relations, groups, sources.size(0));
-      if (!is_done[slot]) {
-        continue;
+      const ScalarType type = weight[slot].scalar_type();
+      const bool sums_up = !groups.is_identity();
+      const int64_t most = tile_size / std::max<int64_t>(2 * shape.in + (sums_up ? shape.out : 0), 1);
+      const std::vector<Together> all = small_relations(slot, weight[slot], relations, groups, most);
+      if (!sums_up && (all.size() != 1 || all[0].num_rows != groups.num_groups())) {
+        continue;  // rows of grad are those of all groups
       }
-      const std::vector<int64_t> rows = places(mine, groups);
-      if (!groups.is_identity()) {
-        for_same(mine, relations, [](const Relation& r) { return r.out; }, groups, [&](size_t from, int64_t count) {
-          sum(groups, groups.ends[mine[from]], count, grad[relations[mine[from]].out],
-              strided(sums, rows[from] * shape.out, {count, shape.out}, {shape.out, 1}));
-        });
-      }
-      for_same(mine, relations, [](const Relation& r) { return r.x; }, groups, [&](size_t from, int64_t count) {
-        gather(*groups.owner, groups.ends[mine[from]], count, x[relations[mine[from]].x],
-               strided(sources, rows[from] * shape.in, {count, shape.in}, {shape.in, 1}));
-      });
-      const std::vector<Segments> all = segments(mine, rows, relations, groups);
-      const Tensor& summed = groups.is_identity() ? grad[0] : sums;
-      weights(all, sources, shape.in, summed, shape.out, grad_weight[slot]);
-      std::vector<size_t> wanted;
-      std::vector<int64_t> wanted_rows;
-      for (size_t i = 0; i < mine.size(); ++i) {
-        if (wants_x[relations[mine[i]].x]) {
-          wanted.push_back(mine[i]);
-          wanted_rows.push_back(rows[i]);
+      for (const Together& some : all) {
+        const Tensor sums = empty(sums_up ? some.num_rows : 0, shape.out, type);
+        const Tensor sources = empty(some.num_rows, shape.in, type);
+        if (sums_up) {
+          for_same(some, relations, [](const Relation& r) { return r.out; }, groups, [&](size_t from, int64_t count) {
+            const size_t r = some.relations[from];
+            sum(groups, groups.ends[r], count, grad[relations[r].out], rows_of(sums, some.rows[from], count));
+          });
         }
+        for_same(some, relations, [](const Relation& r) { return r.x; }, groups, [&](size_t from, int64_t count) {
+          const size_t r = some.relations[from];
+          gather(*groups.owner, groups.ends[r], count, x[relations[r].x], rows_of(sources, some.rows[from], count));
+        });
+        const Tensor& summed = sums_up ? sums : grad[0];
+        weights(segments(some, relations, groups), sources, shape.in, summed, shape.out, grad_weight[slot]);
+        const Together wanted = some.only([&](size_t r) { return wants_x[relations[r].x]; });
+        const Tensor product = empty(wanted.relations.empty() ? 0 : some.num_rows, shape.in, type);
+        products<true>(segments(wanted, relations, groups), summed, shape.out, weight[slot], shape.in, product);
+        add_in_turn(wanted, relations, groups, [](const Relation& r) { return r.x; }, product, grad_x);
+        mark(some, is_done);
       }
-      products<true>(segments(wanted, wanted_rows, relations, groups), summed, shape.out, weight[slot], shape.in,
-                     product);
-      add_in_turn(wanted, wanted_rows, relations, groups, [](const Relation& r) { return r.x; }, product, grad_x);
     }
     return is_done;
   }
 
  private:
-  // Of relations with the same weight tensor: whether their groups fit into one tile, no two have the same weight,
-  // products are short, and shares in the gradient of weights few.
-  static bool are_small(const std::vector<size_t>& mine, const Tensor& weight, const std::vector<Relation>& relations,
-                        const RelationGroups& groups, int64_t rows) {
-    const WeightShape shape = WeightShape::of(weight);
-    if (mine.size() < 2 || shape.blocks != 0) {
-      return false;
-    }
-    int64_t num_groups = 0;
-    std::set<int64_t> used;
-    for (const size_t r : mine) {
-      const int64_t of_relation = groups.ends[r + 1] - groups.ends[r];
-      if (!used.insert(relations[r].row).second || of_relation * shape.in * shape.out > kLargestProduct) {
-        return false;
-      }
-      num_groups += of_relation;
-    }
-    const auto num_relations = static_cast<int64_t>(mine.size());
-    const int64_t num_shares = num_groups / kWeightRows + num_relations;
-    const int64_t value_bytes = weight.scalar_type() == ScalarType::Double ? 8 : 4;
-    return num_groups <= rows && num_groups * shape.in * shape.out / num_relations < kSmallProduct &&
-           num_shares * shape.in * shape.out * value_bytes <= kLeastTile;
-  }
-
-  // Relations with edges that have a weight of this tensor.
-  static std::vector<size_t> with_weight(const std::vector<Relation>& relations, const RelationGroups& groups,
-                                         size_t slot) {
-    std::vector<size_t> found;
-    for (size_t r = 0; r < relations.size(); ++r) {
-      if (relations[r].weight == static_cast<int64_t>(slot) && groups.ends[r] < groups.ends[r + 1]) {
-        found.push_back(r);
-      }
-    }
-    return found;
-  }
-
-  // Where the rows of each begin in a buffer that has them one behind the other.
-  static std::vector<int64_t> places(const std::vector<size_t>& mine, const RelationGroups& groups) {
-    std::vector<int64_t> found;
-    int64_t at = 0;
-    for (const size_t r : mine) {
-      found.push_back(at);
-      at += groups.ends[r + 1] - groups.ends[r];
-    }
-    return found;
-  }
-
-  // Runs body(from, count) for relations mine[from] and those behind it that follow one another with the same slot.
-  template <typename SlotOf, typename Body>
-  static void for_same(const std::vector<size_t>& mine, const std::vector<Relation>& relations, const SlotOf& slot_of,
-                       const RelationGroups& groups, const Body& body) {
-    size_t from = 0;
-    while (from < mine.size()) {
-      size_t last = from;
-      while (last + 1 < mine.size() && groups.ends[mine[last + 1]] == groups.ends[mine[last] + 1] &&
-             slot_of(relations[mine[last + 1]]) == slot_of(relations[mine[from]])) {
-        ++last;
-      }
-      body(from, groups.ends[mine[last] + 1] - groups.ends[mine[from]]);
-      from = last + 1;
-    }
-  }
-
-  static std::vector<Segments> segments(const std::vector<size_t>& mine, const std::vector<int64_t>& rows,
-                                        const std::vector<Relation>& relations, const RelationGroups& groups) {
-    std::vector<Segments> found;
-    for (size_t i = 0; i < mine.size(); ++i) {
-      if (i % kMostSegments == 0) {
-        found.emplace_back();
-      }
-      const size_t r = mine[i];
-      found.back().add(rows[i], groups.ends[r], groups.ends[r + 1] - groups.ends[r], relations[r].row);
-    }
-    return found;
-  }
-
   template <bool kTransposed>
   void products(const std::vector<Segments>& all, const Tensor& a, int64_t depth, const Tensor& w, int64_t width,
                 const Tensor& out) const {
@@ -361,27 +275,20 @@ class OnDevice {
 
   // Adds products to the rows of each slot, relation by relation.
   template <typename SlotOf>
-  void add_in_turn(const std::vector<size_t>& mine, const std::vector<int64_t>& rows,
-                   const std::vector<Relation>& relations, const RelationGroups& groups, const SlotOf& slot_of,
-                   const Tensor& made, const std::vector<Tensor>& sums) const {
+  void add_in_turn(const Together& all, const std::vector<Relation>& relations, const RelationGroups& groups,
+                   const SlotOf& slot_of, const Tensor& made, const std::vector<Tensor>& sums) const {
     for (size_t slot = 0; slot < sums.size(); ++slot) {
-      std::vector<size_t> some;
-      std::vector<int64_t> at;
-      for (size_t i = 0; i < mine.size(); ++i) {
-        if (slot_of(relations[mine[i]]) == static_cast<int64_t>(slot)) {
-          some.push_back(mine[i]);
-          at.push_back(rows[i]);
-        }
-      }
+      const auto is_mine = [&](size_t r) { return slot_of(relations[r]) == static_cast<int64_t>(slot); };
+      const Together some = all.only(is_mine);
       const int64_t width = sums[slot].size(1);
-      if (some.empty() || width == 0) {
+      if (some.relations.empty() || width == 0) {
         continue;
       }
       dispatch_features(made, "made", [&](auto value) {
         using T = decltype(value);
         dispatch_ids(*groups.owner, [&](auto id) {
           using id_t = decltype(id);
-          for (const Segments& each : segments(some, at, relations, groups)) {
+          for (const Segments& each : segments(some, relations, groups)) {
             add_in_turn_kernel<<<num_blocks(sums[slot].size(0), kAddRows), kProductThreads, 0, device_.stream()>>>(
                 each, const_data<id_t>(*groups.owner), const_data<T>(made), width, mutable_data<acc_t<T>>(sums[slot]),
                 sums[slot].size(0));

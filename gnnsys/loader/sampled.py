@@ -141,6 +141,11 @@ def _put_weight(store: TypeValues, key: Any, name: str, weights: Mapping[Any, Te
 def _edge_index(row: Tensor, col: Tensor) -> Tensor:
     """Both as one tensor [2, num_edges]; on a device, where samplers leave them side by side, that is a view."""
     num_edges = row.numel()
+    base = row._base  # what both were taken from, if that is it
+    if base is not None and base is col._base and base.shape == (2, num_edges) and base.is_contiguous():
+        at = base.storage_offset()
+        if row.is_contiguous() and row.storage_offset() == at and col.storage_offset() == at + num_edges:
+            return base
     if row.is_cuda and num_edges and col.data_ptr() == row.data_ptr() + row.nbytes:
         storage = row.untyped_storage()
         if storage.data_ptr() == col.untyped_storage().data_ptr() and row.is_contiguous() and col.is_contiguous():

@@ -127,7 +127,7 @@ def _share_bytes(weight: list[Tensor], relations: list[int], t_ends: list[int], 
         sizes = [t_ends[r + 1] - t_ends[r] for r, of in enumerate(relations[2::4]) if of == slot]
         num_shares = sum(sizes) // _WEIGHT_ROWS + len(sizes)
         taken = num_shares * (w.numel() // max(w.shape[0], 1)) * wide.itemsize
-        most = max(most, taken if taken <= _DEVICE_TILE else 0)
+        most = max(most, min(taken, _DEVICE_TILE))
     return most
 
 
