@@ -56,7 +56,7 @@ class HostRows(NamedTuple):
     """Training with rows of all layers on the host, and what it takes on the device."""
 
     budgeted: Epoch
-    whole: Epoch  # without a budget
+    whole: Epoch | None  # without a budget, of the small graph: of the large one the host has no memory for both
     on_device: Epoch  # with all rows there
     budget: int
     peak: int  # of an epoch with all rows there
@@ -157,17 +157,18 @@ def with_host_rows(work: Workload, size: GraphSize) -> HostRows:
         # Of the small graph a quarter is less than the gradients of the parameters alone.
         budget = peak // BUDGET_SHARE if work.sizes is FULL else peak
         budgeted = hybrid(memory_budget=budget)
-        makers: Makers = {
+        makers: dict[str, Callable[[], Epoch]] = {
             ON_DEVICE: lambda: _from_the_start(work, on_device, there, y),
             OURS: lambda: _from_the_start(work, budgeted, x, y),
-            NO_BUDGET: lambda: _from_the_start(work, hybrid(), x, y),
         }
+        if not size.is_large:
+            makers[NO_BUDGET] = lambda: _from_the_start(work, hybrid(), x, y)
         found = _all_of(makers)
 
         def moved() -> tuple[int, int]:
             return budgeted.times.bytes_up, budgeted.times.bytes_down
 
-        return HostRows(found[OURS], found[NO_BUDGET], found[ON_DEVICE], budget, peak, moved)
+        return HostRows(found[OURS], found.get(NO_BUDGET), found[ON_DEVICE], budget, peak, moved)
 
     return work.once(f"gpu/full graph, rows on the host, {size.name}", make)
 
