@@ -123,7 +123,16 @@ static __global__ void __launch_bounds__(kGroupThreads) join_edges_kernel(const 
       });
 }
 
-// Ids of one node type and hop, and where they are written to.
+// Launches what there is and begins anew.
+inline void launch_join(const Device& device, EdgePieces& all) {
+  if (all.count > 0) {
+    join_edges_kernel<<<all.pieces[all.count - 1].end_tile, kGroupThreads, 0, device.stream()>>>(all);
+    CUDA_CHECK_LAUNCH();
+    all.count = 0;
+  }
+}
+
+// Ids of node types and hops, and where they are written to.
 template <typename id_t>
 struct NodePieces {
   const id_t* ids[kMostPieces];
@@ -141,6 +150,16 @@ __global__ void __launch_bounds__(kGroupThreads) join_nodes_kernel(const __grid_
       all.to[p][at - begin] = all.ids[p][at - begin];
     }
     begin = all.ends[p];
+  }
+}
+
+template <typename id_t>
+void launch_join(const Device& device, NodePieces<id_t>& all) {
+  if (all.count > 0) {
+    const unsigned blocks = num_blocks(all.ends[all.count - 1], kGroupThreads);
+    join_nodes_kernel<<<blocks, kGroupThreads, 0, device.stream()>>>(all);
+    CUDA_CHECK_LAUNCH();
+    all.count = 0;
   }
 }
 

@@ -5,8 +5,8 @@
 //
 // A hop asks every relation for in-edges of what the hop before found of its destination type. That is a count
 // (sample_contiguous.cuh), a choice (choose.cuh), or both by LABOR (sample_labor.cuh), which gives edges a weight; and
-// three steps for all relations together that number what was found (id_table.cuh): per node type, in the order of the
-// relations. The new ids are the next hop's seeds. Relations that have nothing to take are left out.
+// three steps for all relations together that number what was found (hop_numbering.cuh): per node type, in the order of
+// the relations. The new ids are the next hop's seeds. Relations that have nothing to take are left out.
 //
 // The host has to know how many edges each relation takes and how many ids of each type were new. The next hop's counts
 // are queued before the second is known and take it from the device, so that all of it is read together: one wait per
@@ -17,21 +17,17 @@
 // three in the table.
 #include "common/register.h"
 #include "cuda/choose.cuh"
+#include "cuda/hop_numbering.cuh"
 #include "cuda/hop_relations.cuh"
 #include "cuda/hops.cuh"
-#include "cuda/id_table.cuh"
 
 #include <algorithm>
-#include <numeric>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 namespace gnnsys::cuda {
 namespace {
-
-constexpr int64_t kExpectedRoom = int64_t{1} << 22;  // ids that tables are made for ahead of need: 64 MiB
-constexpr int64_t kSectorWords = 4;                  // tables begin with a sector
 
 struct SampledEdges {
   std::vector<Tensor> edge_index;
@@ -50,8 +46,7 @@ class Walk {
         num_nodes_(given.num_nodes),
         relations_(hop_relations<id_t>(given, device, parts_)),
         told_words_(Told::num_words(static_cast<int64_t>(num_types_), static_cast<int64_t>(relations_.size()))),
-        tables_(num_types_),
-        is_wide_(*std::max_element(num_nodes_.begin(), num_nodes_.end()) > int64_t{1} << 32) {
+        numbering_(device, relations_, num_nodes_, num_hops_) {
     Hop<id_t> empty;
     empty.frontiers.resize(num_types_);
     empty.edges.resize(relations_.size());
@@ -109,11 +104,11 @@ class Walk {
         edge += at.total;
         weight += labor_ ? at.total : 0;
         if (all.count == kMostPieces) {
-          join(all);
+          launch_join(device_, all);
         }
       }
     }
-    join(all);
+    launch_join(device_, all);
     return out;
   }
 
@@ -137,11 +132,11 @@ class Walk {
         all.ends[all.count] = (all.count == 0 ? 0 : all.ends[all.count - 1]) + found.size;
         to += found.size;
         if (++all.count == kMostPieces) {
-          join(all);
+          launch_join(device_, all);
         }
       }
     }
-    join(all);
+    launch_join(device_, all);
     return out;
   }
 
@@ -164,13 +159,6 @@ class Walk {
   }
 
  private:
-  // Where the ids of one type are numbered.
-  struct IdSlots {
-    Tensor memory;
-    word_t* slots = nullptr;
-    int64_t room = 0;  // ids that it may hold
-  };
-
   Told told(size_t hop) const {
     return {told_ + static_cast<int64_t>(hop) * told_words_, static_cast<int64_t>(num_types_)};
   }
@@ -329,7 +317,7 @@ class Walk {
     device_.read(words.data(), told(hop).words, told_words_);
     const Told said{words.data(), static_cast<int64_t>(num_types_)};
     if (hop > 0) {
-      check_id_fault(*said.fault(), is_wide_);
+      check_id_fault(*said.fault(), numbering_.is_wide());
       for (size_t t = 0; t < num_types_; ++t) {
         const word_t count = said.fresh()[t];
         hops_[hop].frontiers[t].size = count == kEmpty ? 0 : static_cast<int64_t>(count);
@@ -391,8 +379,8 @@ class Walk {
     for (size_t r = 0; r < relations_.size(); ++r) {
       take_edges(hop, r);
     }
-    make_room(hop, found);
-    number(hop, number_words, tiles, fresh);
+    numbering_.make_room(hops_, hop, found, told(hop + 1).fault());
+    numbering_.number(hops_, hop, told(hop + 1), number_words, tiles, fresh);
     for (size_t t = 0; t < num_types_; ++t) {
       next.frontiers[t].ids = fresh[t];
     }
@@ -413,139 +401,6 @@ class Walk {
     }
   }
 
-  IdList list_of(size_t type, const id_t* ids, int64_t size, int64_t base) const {
-    IdList list{};
-    list.ids = ids;
-    list.size = size;
-    list.slots = tables_[type].slots;
-    list.num_slots = static_cast<uint32_t>(2 * tables_[type].room);
-    list.base = static_cast<uint32_t>(base);
-    list.type = static_cast<int32_t>(type);
-    list.wide_ids = sizeof(id_t) == sizeof(int64_t);
-    list.wide_slots = is_wide_;
-    return list;
-  }
-
-  // How many ids of each type there may be after the hops to come, as their fanouts say, beside those of this hop.
-  std::vector<int64_t> expected_ids(size_t hop, const std::vector<int64_t>& found) const {
-    std::vector<int64_t> expected(num_types_, 0);
-    std::vector<int64_t> frontier = found;
-    for (size_t later = hop + 1; later < num_hops_; ++later) {
-      std::vector<int64_t> drawn(num_types_, 0);
-      for (const HopRelation<id_t>& relation : relations_) {
-        const int64_t fanout = std::max<int64_t>(relation.fanouts[later], 0);  // of all edges nothing is known
-        drawn[relation.src] =
-            std::min(drawn[relation.src] + std::min(frontier[relation.dst], kExpectedRoom) * fanout, kExpectedRoom);
-      }
-      for (size_t t = 0; t < num_types_; ++t) {
-        expected[t] += drawn[t];
-      }
-      frontier = std::move(drawn);
-    }
-    return expected;
-  }
-
-  // Tables that are at most half full with what is known and what a hop has found, made anew where the last ones are too
-  // small. They are made for as many ids as the hops to come may bring, within reason.
-  void make_room(size_t hop, const std::vector<int64_t>& found) {
-    const auto needed = [&](size_t t) { return hops_[hop + 1].frontiers[t].first + found[t]; };
-    const auto is_small = [&](size_t t) { return found[t] > 0 && needed(t) > tables_[t].room; };
-    std::vector<size_t> types;
-    for (size_t t = 0; t < num_types_; ++t) {
-      if (is_small(t)) {
-        types.push_back(t);
-      }
-    }
-    if (types.empty()) {
-      return;
-    }
-    const std::vector<int64_t> expected = expected_ids(hop, found);
-    const int64_t limit = kExpectedRoom / static_cast<int64_t>(num_types_);
-    std::vector<int64_t> begins;
-    int64_t words = 0;
-    for (const size_t t : types) {
-      tables_[t].room = std::max(needed(t), std::min(needed(t) + expected[t], limit));
-      begins.push_back(words);
-      const int64_t size = 2 * tables_[t].room * (is_wide_ ? 2 : 1);
-      words += (size + kSectorWords - 1) / kSectorWords * kSectorWords;
-    }
-    const Tensor memory = device_.template workspace<word_t>(words);
-    auto* const slots = mutable_data<word_t>(memory);
-    CUDA_CHECK(cudaMemsetAsync(slots, 0xFF, static_cast<size_t>(words) * sizeof(word_t), device_.stream()));
-    std::vector<IdList> known;
-    uint32_t tile = 0;
-    for (size_t i = 0; i < types.size(); ++i) {
-      IdSlots& table = tables_[types[i]];
-      table.memory = memory;
-      table.slots = slots + begins[i];
-      for (size_t earlier = 0; earlier <= hop; ++earlier) {
-        const Frontier<id_t>& ids = hops_[earlier].frontiers[types[i]];
-        if (ids.size > 0) {
-          known.push_back(list_of(types[i], ids.ids, ids.size, ids.first));
-          known.back().first_tile = tile;
-          tile += static_cast<uint32_t>(num_tiles(ids.size));
-        }
-      }
-    }
-    IdBatch(device_, Control{told(hop + 1).fault(), nullptr, nullptr, nullptr}, known, 0).insert_ids();
-  }
-
-  // Local ids of a hop's neighbours, per type in the order of the relations; new ones go to `fresh`.
-  void number(size_t hop, word_t* words, int64_t tiles, const std::vector<id_t*>& fresh) const {
-    std::vector<IdList> lists;
-    uint32_t tile = 0;
-    for (size_t t = 0; t < num_types_; ++t) {
-      const int64_t known = hops_[hop + 1].frontiers[t].first;
-      const size_t first_list = lists.size();
-      const uint32_t type_begin = tile;
-      int64_t first = 0;
-      for (size_t r = 0; r < relations_.size(); ++r) {
-        const HopEdges<id_t>& at = hops_[hop].edges[r];
-        if (relations_[r].src != t || at.total == 0) {
-          continue;
-        }
-        IdList list = list_of(t, at.neighbors, at.total, known);
-        list.first = static_cast<uint32_t>(first);
-        list.first_tile = tile;
-        list.type_begin = type_begin;
-        list.slot_of = at.slot_of;
-        list.local = at.local;
-        list.fresh = fresh[t];
-        list.fresh_base = known;
-        lists.push_back(list);
-        first += at.total;
-        tile += static_cast<uint32_t>(num_tiles(at.total));
-      }
-      for (size_t i = first_list; i < lists.size(); ++i) {
-        lists[i].type_end = tile;
-      }
-    }
-    const Told told = this->told(hop + 1);
-    IdBatch batch(device_, Control{told.fault(), words, told.fresh(), words + 1}, lists, tiles);
-    batch.insert_ids();
-    batch.number_ids();
-    batch.write_ids(lists);
-  }
-
-  // Launches what there is and begins anew.
-  void join(EdgePieces& all) const {
-    if (all.count > 0) {
-      const unsigned blocks = all.pieces[all.count - 1].end_tile;
-      join_edges_kernel<<<blocks, kGroupThreads, 0, device_.stream()>>>(all);
-      CUDA_CHECK_LAUNCH();
-      all.count = 0;
-    }
-  }
-
-  void join(NodePieces<id_t>& all) const {
-    if (all.count > 0) {
-      const unsigned blocks = num_blocks(all.ends[all.count - 1], kGroupThreads);
-      join_nodes_kernel<<<blocks, kGroupThreads, 0, device_.stream()>>>(all);
-      CUDA_CHECK_LAUNCH();
-      all.count = 0;
-    }
-  }
-
   const Device& device_;
   size_t num_hops_;
   size_t num_types_;
@@ -554,8 +409,7 @@ class Walk {
   std::vector<PartEdges> parts_;  // of all relations
   std::vector<HopRelation<id_t>> relations_;
   int64_t told_words_;
-  std::vector<IdSlots> tables_;  // per type
-  bool is_wide_;
+  HopNumbering<id_t> numbering_;
   std::vector<Hop<id_t>> hops_;
   std::vector<Tensor> memory_;
   word_t* told_ = nullptr;  // [num_hops + 1, told_words]
