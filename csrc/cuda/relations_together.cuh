@@ -13,6 +13,7 @@ namespace gnnsys::cuda {
 
 constexpr int64_t kSmallProduct = 256 << 20;  // multiply-adds of a relation, on average: below, launches take longer
 constexpr int64_t kLargestProduct = 4 * kSmallProduct;  // of any
+constexpr size_t kMostTiles = 2;  // for all relations that have one weight tensor
 constexpr int64_t kMostShareBytes = 32 << 20;  // of shares in the gradient of weights
 
 // Relations whose rows are one behind the other in a buffer.
@@ -78,7 +79,9 @@ inline std::vector<Together> small_relations(size_t slot, const Tensor& weight,
     num_rows += count;
     ++num_relations;
   }
-  const bool pays = num_relations >= 2 && shape.blocks == 0 && num_rows * size / num_relations < kSmallProduct;
+  // Where products are many, the device is late and not the host.
+  const bool is_small = num_rows * size < kSmallProduct * num_relations && found.size() <= kMostTiles;
+  const bool pays = num_relations >= 2 && shape.blocks == 0 && is_small;
   return pays ? found : std::vector<Together>{};
 }
 

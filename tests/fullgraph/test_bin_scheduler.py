@@ -48,9 +48,9 @@ class Exchange:
         return self._tokens.pop() if self._tokens and (wait or self._draws.random() < 0.3) else None
 
 
-def scheduler(steps: list[list[Bin]], work: Work, exchange: Exchange, first_step: int = 0) -> BinScheduler:
+def scheduler(steps: list[list[Bin]], exchange: Exchange, first_step: int = 0) -> BinScheduler:
     plan = SimpleNamespace(steps=[SimpleNamespace(bins=bins) for bins in steps])
-    return BinScheduler(work, SimpleNamespace(plan=plan, mover=None, times=Times()), exchange, first_step)
+    return BinScheduler(SimpleNamespace(plan=plan, mover=None, times=Times()), exchange, first_step)
 
 
 def bins(*sizes: int) -> list[list[Bin]]:
@@ -64,7 +64,7 @@ def test_bins_run_once_and_behind_all_that_they_wait_for(seed: int):
     messages = [f"message {n}" for n in range(5)]
     opens: dict[Any, list[Bin]] = {}
     work, exchange = Work(opens), Exchange(list(messages), draws)
-    driver = scheduler(steps, work, exchange)
+    driver = scheduler(steps, exchange)
     driver.expect(len(messages))
     for s, step in enumerate(steps):
         for each in [*(steps[s - 1] if s else []), *messages]:
@@ -72,7 +72,7 @@ def test_bins_run_once_and_behind_all_that_they_wait_for(seed: int):
             some = [here for here in step if draws.random() < 0.4]
             opens[each] += some
             driver.wait(some)
-    driver.run()
+    driver.run(work)
     assert sorted(work.ran, key=work.order) == [here for step in steps for here in step] and driver.num_left == [0] * 4
     when = {here: n for n, here in enumerate(work.ran)}
     assert all(when[here] < when[after] for here in when for after in opens.get(here, []))
@@ -83,18 +83,18 @@ def test_bins_run_once_and_behind_all_that_they_wait_for(seed: int):
 def test_of_the_bins_that_may_run_the_first_in_order_does():
     steps = bins(3, 2)
     work = Work({steps[0][2]: [steps[1][0]]})
-    driver = scheduler(steps, work, Exchange([], random.Random(0)))
+    driver = scheduler(steps, Exchange([], random.Random(0)))
     driver.wait([steps[1][0]])
-    driver.run()
+    driver.run(work)
     assert work.ran == [*steps[0], *steps[1]]
 
 
 def test_bins_in_turn_keep_it_and_steps_before_the_first_have_none():
     steps = bins(2, 4)
     work = Work({"late": [steps[1][3]]})
-    driver = scheduler(steps, work, Exchange(["late"], random.Random(0)), first_step=1)
+    driver = scheduler(steps, Exchange(["late"], random.Random(0)), first_step=1)
     driver.in_turn(steps[1][::-1])
     driver.wait([steps[1][3]])
     driver.expect(1)
-    driver.run()
+    driver.run(work)
     assert work.ran == steps[1][::-1]

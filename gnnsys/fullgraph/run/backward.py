@@ -36,7 +36,7 @@ class Backward:
         self._state, self._exchange = state, exchange
         self._steps, self._schedule = state.plan.steps, state.plan.schedule
         self._first = needed_before(state.needs, len(self._steps))  # the steps before it have nothing to learn
-        self._bins = BinScheduler(self, state, exchange, self._first)
+        self._bins = BinScheduler(state, exchange, self._first)
         self._grads: list[Tensor | None] = [None] * (len(self._steps) + 1)  # of each step's input
         self._sums: list[Tensor | None] = [None] * (len(self._steps) + 1)  # of a step in halves: of its nodes' sums
         self._marked: dict[tuple[int, int], Tensor] = {}  # (step that was marked, step that joins): its gradient
@@ -55,7 +55,7 @@ class Backward:
         self._await()
         self._reduce_done()
         with state.moving():
-            self._bins.run()
+            self._bins.run(self)
         x_grad = self._take_grad(self._steps[0].before[0]) if state.needs[0] else None
         began = time.perf_counter()
         found = self._of_parameters.wait()

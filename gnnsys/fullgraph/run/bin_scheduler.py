@@ -44,10 +44,14 @@ class BinWork(Protocol):
 
 
 class BinScheduler:
-    """Runs the bins of all steps from `first_step` on; `wait`, `in_turn` and `expect` say beforehand what for."""
+    """Runs the bins of all steps from `first_step` on; `wait`, `in_turn` and `expect` say beforehand what for.
 
-    def __init__(self, work: BinWork, state: Pass, exchange: Exchange, first_step: int = 0) -> None:
-        self._work, self._exchange, self._mover, self._times = work, exchange, state.mover, state.times
+    It does not hold the work, which holds it: a pass that is over lets go of its rows at once, and not when Python next
+    looks for cycles.
+    """
+
+    def __init__(self, state: Pass, exchange: Exchange, first_step: int = 0) -> None:
+        self._exchange, self._mover, self._times = exchange, state.mover, state.times
         steps = state.plan.steps
         self.num_left = [len(step.bins) if s >= first_step else 0 for s, step in enumerate(steps)]  # not done, by step
         self._missing = {here: 0 for step in steps[first_step:] for here in step.bins}  # what a bin still waits for
@@ -71,9 +75,9 @@ class BinScheduler:
         """So many more messages will come."""
         self._num_messages += num_messages
 
-    def run(self) -> None:
+    def run(self, work: BinWork) -> None:
         """Returns when all bins are done and all messages have come."""
-        self._ready = [(self._work.order(here), here) for here, missing in self._missing.items() if missing == 0]
+        self._ready = [(work.order(here), here) for here, missing in self._missing.items() if missing == 0]
         heapq.heapify(self._ready)
         while self._num_undone or self._num_messages:
             can_run = bool(self._ready) or self._brought is not None
@@ -81,42 +85,42 @@ class BinScheduler:
             token = self._exchange.arrival(wait=not (can_run or is_flying)) if self._num_messages else None
             if token is not None:
                 self._num_messages -= 1
-                self._release(self._work.receive(token))
+                self._release(work, work.receive(token))
             elif can_run:
-                self._run(self._bring())
+                self._run(work, self._bring(work))
             else:
                 assert self._mover is not None
                 self._mover.finish()
 
-    def _bring(self) -> Bin:
+    def _bring(self, work: BinWork) -> Bin:
         """The bin that runs next, whose inputs are on their way."""
         here, self._brought = self._brought, None
         if here is None:
             _, here = heapq.heappop(self._ready)
-            self._work.bring(here)
+            work.bring(here)
         return here
 
-    def _run(self, here: Bin) -> None:
+    def _run(self, work: BinWork, here: Bin) -> None:
         began = time.perf_counter()
-        self._work.compute(here, lambda: self._done(here))
-        self._times.computed(began, self._work.is_back, here.step, here.number)
+        work.compute(here, lambda: self._done(work, here))
+        self._times.computed(began, work.is_back, here.step, here.number)
         follower = self._next_in_turn.get(here)
         if follower is not None:
-            self._release([follower])
+            self._release(work, [follower])
         if self._mover is None:
-            self._done(here)
+            self._done(work, here)
             return
         self._mover.finish(keep=1)
         if self._ready:
-            self._brought = self._bring()
+            self._brought = self._bring(work)
 
-    def _done(self, here: Bin) -> None:
+    def _done(self, work: BinWork, here: Bin) -> None:
         self.num_left[here.step] -= 1
         self._num_undone -= 1
-        self._release(self._work.done(here))
+        self._release(work, work.done(here))
 
-    def _release(self, bins: Iterable[Bin]) -> None:
+    def _release(self, work: BinWork, bins: Iterable[Bin]) -> None:
         for here in bins:
             self._missing[here] -= 1
             if self._missing[here] == 0:
-                heapq.heappush(self._ready, (self._work.order(here), here))
+                heapq.heappush(self._ready, (work.order(here), here))

@@ -25,7 +25,7 @@ class Forward:
     def __init__(self, state: Pass, exchange: Exchange) -> None:
         self._state, self._exchange = state, exchange
         self._steps, self._schedule = state.plan.steps, state.plan.schedule
-        self._bins = BinScheduler(self, state, exchange)
+        self._bins = BinScheduler(state, exchange)
         self._waiting: dict[Bin | Chunk, list[Bin]] = {}  # who waits for a bin of the step before, or for a message
 
     def run(self, x: Tensor, halo_is_here: bool) -> Tensor:
@@ -39,7 +39,7 @@ class Forward:
             for here in self._steps[0].before:
                 self._exchange.send_rows(here)
         with state.moving():
-            self._bins.run()
+            self._bins.run(self)
         if not state.wants_grad:
             self._exchange.flush()
         state.times.num_bytes += sum(peers.bytes_sent) - sent_before
