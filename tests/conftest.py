@@ -17,6 +17,7 @@ import pytest
 
 from tests.support.disk import do_not_wait_for_disks
 from tests.support.forked_workers import pytest_unconfigure, pytest_xdist_setupnodes  # noqa: F401
+from tests.support.one_epoch import one_epoch  # noqa: F401
 from tests.support.open_sessions import no_session_stays_open
 from tests.support.pyg_templates import parse_templates_once
 from tests.support.quick import forbid_processes, is_quick

@@ -112,6 +112,17 @@ void accumulate_chunk(acc_t<T>* acc, const T* x, int64_t width, int64_t stride, 
   }
 }
 
+// Three ops have the weighted ones, of all types of features and ids: they are compiled once, in accumulate.cpp.
+#define GNNSYS_WEIGHTED_CHUNKS(kind, T)                                                                               \
+  kind template void accumulate_chunk<true>(acc_t<T>*, const T*, int64_t, int64_t, const Neighbors<int32_t>&,         \
+                                            const acc_t<T>*, bool, const T*);                                         \
+  kind template void accumulate_chunk<true>(acc_t<T>*, const T*, int64_t, int64_t, const Neighbors<int64_t>&,         \
+                                            const acc_t<T>*, bool, const T*);
+GNNSYS_WEIGHTED_CHUNKS(extern, float)
+GNNSYS_WEIGHTED_CHUNKS(extern, double)
+GNNSYS_WEIGHTED_CHUNKS(extern, c10::BFloat16)
+GNNSYS_WEIGHTED_CHUNKS(extern, c10::Half)
+
 // Where a row of the output is summed: in place when it has the type of the sum, else in a scratch row of floats.
 template <typename T>
 class RowSum {

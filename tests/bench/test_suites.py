@@ -25,7 +25,9 @@ ALIKE = ("rmat-0k", "train communities torn")  # minutes of processes for what o
 LONG = (  # what others show too: guided as others are, one more size, one more way to count
     "planted/guided at random", "planted/guided by degree", "planted/guided by gradients,", "sweep N_f", "sweep eps",
     "sweep parts/nodes", "sweep parts/columns", "sweep parts/random columns",
-    "rmat-2k/time", "checks/1000 rows/all", "rgcn memory",
+    "rmat-2k/time", "checks/1000 rows/all", "rgcn memory", "epoch/sage-64", "spmm/memory/forward",
+    "wide bytes/nodes bf16", "wide bytes/columns bf16", "wide accuracy/columns, zero", "wide/columns bf16",
+    "wide at equal bytes/both by trained masks", "sweep parts/both, chunk parts", "rich/columns",
     "explaining/",  # the lab's job without a lab: test_samplers.py
 )  # fmt: skip
 CASES = [

@@ -18,6 +18,7 @@ from gnnsys.sampling import DistGraph  # noqa: E402
 from gnnsys.seeds import split  # noqa: E402
 from tests.sampling.machines import CITES, WRITES, homogeneous, machines, typed  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("one_epoch")
 SEEDS = torch.randperm(120, generator=torch.Generator().manual_seed(5))[:50]
 PAPERS = torch.randperm(90, generator=torch.Generator().manual_seed(6))[:40]
 FEATURES: Any = {"prefetch_node_feats": ["x"], "prefetch_labels": ["t"], "prefetch_edge_feats": ["w", "number"]}

@@ -228,9 +228,9 @@ def test_training_ends_about_as_well_as_exact_training_does():
                 copy.deepcopy(layers), graph, ranks=ranks, group=group, timeout=60, approximate=policy,
                 schedule=BinSchedule(packing=Packing()),
             )  # fmt: skip
-            optimizer = torch.optim.Adam(model.parameters(), 0.02)
+            optimizer = torch.optim.Adam(model.parameters(), 0.03)
             own, labels, mine = x[model.nodes], y[model.nodes], is_train[model.nodes]
-            for _ in range(40):
+            for _ in range(30):
                 optimizer.zero_grad()
                 (F.cross_entropy(model(own)[mine], labels[mine], reduction="sum") / 200).backward()
                 optimizer.step()

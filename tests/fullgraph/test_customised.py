@@ -68,9 +68,9 @@ def judged(label: str, case: Case) -> str:
 
 
 def test_our_layers_are_what_they_are_on_the_whole_graph_whatever_was_changed_before_or_after_a_pass():
-    """A seventh of all pairs, every layer and every change among them; `tests.fuzz.fullgraph` draws from the rest."""
+    """A ninth of all pairs, every layer and every change among them; `tests.fuzz.fullgraph` draws from the rest."""
     refused = set()
-    for number, (label, make, edges, change) in enumerate(list(cases(OURS))[::7]):
+    for number, (label, make, edges, change) in enumerate(list(cases(OURS))[::9]):
         if reason := judged(label, in_turn(number, made(make, nn.ELU), edges, change)):
             refused |= set() if reason.startswith(VOID) else {label.partition(": ")[2]}
     assert refused == {"spectral_norm", "spectral_norm, old"}  # in training they change with every call

@@ -54,6 +54,7 @@ def make(graph: DistGraph, requester: int, fill: str = "mean", **options):
     return sampler, NeighborLoader(graph, sampler=sampler, **options)
 
 
+@pytest.mark.usefixtures("one_epoch")
 @every_value(fill=["mean", "zero"], owner={"one": [0, 0, 0, 0], "two": [0, 1, 0, 1], "four": [0, 1, 2, 3]})
 def test_rows_are_the_same_on_any_number_of_machines(whole: Graph, tmp_path: Path, owner: list[int], fill: str) -> None:
     with machines(whole, tmp_path / "parts", 4, machine_of_part=owner) as graphs:

@@ -89,13 +89,13 @@ def compare(loaders: list[Callable[[], Any]]) -> None:
     for number, make in enumerate(loaders):
         torch.manual_seed(number)
         loader = make()
-        expected = [batch for batch, _ in zip(loader, range(1), strict=False)]
+        expected = [batch for _, batch in zip(range(1), loader, strict=False)]
         if isinstance(loader, (NeighborLoader, LinkNeighborLoader)):
             expected.append(loader([4, 0]))
         torch.manual_seed(number)
         with default_device("meta"):
             loader = make()
-            found = [batch for batch, _ in zip(loader, range(1), strict=False)]
+            found = [batch for _, batch in zip(range(1), loader, strict=False)]
             if isinstance(loader, (NeighborLoader, LinkNeighborLoader)):
                 found.append(loader([4, 0]))
                 state = loader.state_dict()

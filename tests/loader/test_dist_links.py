@@ -16,6 +16,7 @@ from gnnsys.sampling import DistGraph, sample_from_blocks, sample_neighbors, to_
 from tests.sampling.machines import WRITES, homogeneous, machines, typed
 from tests.seeds.test_shares import Seeds
 
+pytestmark = pytest.mark.usefixtures("one_epoch")
 LINKS = {
     "positives alone": {},
     "binary": {"neg_sampling": "binary"},

@@ -58,6 +58,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 OPTIONS = {"batch_size": 8, "shuffle": True, "seed": 5}
 
 
+@pytest.mark.usefixtures("one_epoch")
 def test_padded_batches_equal_those_of_one_process(case: Any) -> None:
     graph, graphs = case
     node_type = graph.node_types[0]
@@ -71,6 +72,7 @@ def test_padded_batches_equal_those_of_one_process(case: Any) -> None:
         loader.close()
 
 
+@pytest.mark.usefixtures("one_epoch")
 @every_value(num_threads=[0, 1, None], share=[False, True])
 def test_batches_equal_those_of_one_process(case: Any, num_threads: int | None, share: bool) -> None:
     graph, graphs = case
@@ -129,6 +131,7 @@ def test_rows_are_narrowed_on_the_wire_when_asked(case: Any) -> None:
     assert 2 * half == whole > 0
 
 
+@pytest.mark.usefixtures("one_epoch")
 def test_all_ranks_step_together_and_cover_every_seed(case: Any) -> None:
     graph, graphs = case
     node_type = graph.node_types[0]
@@ -143,6 +146,7 @@ def test_all_ranks_step_together_and_cover_every_seed(case: Any) -> None:
     assert torch.equal(torch.cat(seen).sort().values, torch.arange(num_nodes))
 
 
+@pytest.mark.usefixtures("one_epoch")
 def test_a_mask_of_the_graph_selects_seeds_by_global_id(tmp_path: Path) -> None:
     graph = homogeneous()
     graph.set_node_data("train_mask", torch.arange(graph.num_nodes()) % 3 == 0)
@@ -172,6 +176,7 @@ def test_all_of_a_mask_or_of_everything_is_refused_among_several_ranks(tmp_path:
         next(iter(NeighborLoader(mine, [2], input_nodes=torch.arange(20))))  # every rank all of them, on purpose
 
 
+@pytest.mark.usefixtures("one_epoch")
 def test_seeds_have_their_own_time_on_any_machine(tmp_path: Path) -> None:
     graph: Graph = homogeneous()
     options = {"time_attr": "t", "num_threads": 0, **OPTIONS}

@@ -16,6 +16,7 @@ from tests.loader.sources import Source
 from tests.loader.test_dist_links import assert_same_batches
 from tests.sampling.machines import CITES, WRITES, homogeneous, machines, typed
 
+pytestmark = pytest.mark.usefixtures("one_epoch")
 Parted = tuple[Graph, DistGraph]
 
 

@@ -87,6 +87,7 @@ def test_a_graph_is_opened_with_a_policy(folder: Path, session: gnnsys.Session) 
         session.open(folder, policy=last)
 
 
+@pytest.mark.usefixtures("one_epoch")
 def test_replicas_serve_and_messages_have_priority_path_and_batch(
     graph: Graph, folder: Path, session: gnnsys.Session
 ) -> None:

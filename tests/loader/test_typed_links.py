@@ -70,7 +70,7 @@ def test_batches_on_parts_are_those_of_one_process_with_two_waits_at_most(parted
     by_type = {WRITES: NegativeSampling("triplet", 3, kind="joint"), CITES: "binary"}
     for negatives in (None, "binary", NegativeSampling("triplet", 2, kind="degree"), by_type):
         for in_turn in (False, True):
-            options = {"neg_sampling": negatives, "batch_size": 20, "shuffle": True, "one_type_per_batch": in_turn}
+            options = {"neg_sampling": negatives, "batch_size": 40, "shuffle": True, "one_type_per_batch": in_turn}
             options |= {"num_threads": 0, "fetch": []}
             theirs = LinkNeighborLoader(graph, [3, 2], edge_label_index=links, **options)
             ours = LinkNeighborLoader(mine, [3, 2], edge_label_index=names(mine, links), **options)

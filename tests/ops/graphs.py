@@ -17,7 +17,7 @@ def random_csc(num_src: int, num_dst: int, num_edges: int, dtype: torch.dtype = 
 
 GRAPHS = {
     "several": lambda: random_csc(13, 9, 60),
-    "int32": lambda: random_csc(13, 9, 60, torch.int32),
+    "int32": lambda: random_csc(7, 5, 25, torch.int32),
     "long rows": lambda: random_csc(40, 3, 700),
     "one row": lambda: CSC(torch.tensor([0, 4]), torch.tensor([2, 0, 2, 1]), 3),
     "no edges": lambda: CSC(torch.tensor([0, 0, 0]), torch.empty(0, dtype=torch.int64), 5),

@@ -203,7 +203,7 @@ def test_structure_takes_at_most_4_6_bytes_per_edge_and_16_per_node(tmp_path):
 def test_a_graph_on_disk_is_parted_without_being_copied_into_memory(tmp_path):
     num_nodes, num_edges, width = 40_000, 400_000, 800
     graph = rmat(num_nodes, num_edges)
-    graph.set_node_data("x", torch.empty(num_nodes, width).normal_())
+    graph.set_node_data("x", torch.ones(num_nodes, width))
     save(graph, tmp_path / "graph")
     del graph
     graph, assignment = load(tmp_path / "graph"), None

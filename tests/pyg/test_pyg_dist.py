@@ -94,11 +94,14 @@ def test_batches_are_those_of_the_whole_graph(plain, kind: str) -> None:
     assert_same_epochs(loader, NeighborLoader(data, [4, 3], input_nodes=SEEDS, **options), mine)
 
 
-@pytest.mark.parametrize("kind", ["uniform", "with replacement", "node times", "disjoint", "induced"])
+HETERO_KINDS = ["uniform", "with replacement", "node times", "disjoint", "induced"]
+
+
+@pytest.mark.parametrize("kind", HETERO_KINDS)
 def test_hetero_batches_are_those_of_the_whole_graph(hetero, kind: str) -> None:
     data, graphs = hetero
     options: Any = {"batch_size": 16, "seed": 7, **KINDS[kind]}
-    for mine in graphs:
+    for mine in graphs if kind == "uniform" else [graphs[HETERO_KINDS.index(kind) % len(graphs)]]:
         loader = NeighborLoader(mine, [4, 3], input_nodes=("paper", mine.global_ids(PAPERS, "paper")), **options)
         assert_same_epochs(loader, NeighborLoader(data, [4, 3], input_nodes=("paper", PAPERS), **options), mine)
 

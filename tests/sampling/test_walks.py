@@ -173,6 +173,7 @@ def test_a_loader_with_a_shadow_sampler_gives_what_the_options_of_a_loader_give(
         assert torch.equal(a.batch, b.batch) and torch.equal(a.e_id, b.e_id)
 
 
+@pytest.mark.usefixtures("one_epoch")
 @pytest.mark.parametrize("kind", ["nodes", "edges", "walks"])
 def test_saint_subgraphs_of_machines_are_those_of_one_process(parted, kind: str) -> None:
     graph, graphs, _ = parted
