@@ -84,8 +84,7 @@ inline void add_parts(const Device& device, const Tensor* indices, const Tensor*
 
 // 32-bit ids of a relation among others with 64: a part that has all sources.
 inline PartEdges narrow_edges(const Tensor& indices) {
-  constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
-  return {const_data<int32_t>(indices), nullptr, 0, 0, kAll, kAll, false};
+  return {const_data<int32_t>(indices), nullptr, 0, 0, kAllSources, kAllSources, false};
 }
 
 // That lists are as long as they should be; what is in them is checked relation by relation.

@@ -169,7 +169,7 @@ class OnDevice {
     for (size_t slot = 0; slot < weight.size(); ++slot) {
       const WeightShape shape = WeightShape::of(weight[slot]);
       const int64_t most = tile_size / std::max<int64_t>(shape.in + shape.out, 1);
-      for (const Together& some : small_relations(slot, weight[slot], relations, groups, most)) {
+      for (const RelationBatch& some : small_relations(slot, weight[slot], relations, groups, most)) {
         const Tensor sums = empty(some.num_rows, shape.in, weight[slot].scalar_type());
         const Tensor product = empty(some.num_rows, shape.out, weight[slot].scalar_type());
         for_same(some, relations, [](const Relation& r) { return r.x; }, groups, [&](size_t from, int64_t count) {
@@ -185,7 +185,7 @@ class OnDevice {
                 out[0], true);
           });
         }
-        mark(some, is_done);
+        mark_done(some, is_done);
       }
     }
     return is_done;
@@ -202,11 +202,11 @@ class OnDevice {
       const ScalarType type = weight[slot].scalar_type();
       const bool sums_up = !groups.is_identity();
       const int64_t most = tile_size / std::max<int64_t>(2 * shape.in + (sums_up ? shape.out : 0), 1);
-      const std::vector<Together> all = small_relations(slot, weight[slot], relations, groups, most);
+      const std::vector<RelationBatch> all = small_relations(slot, weight[slot], relations, groups, most);
       if (!sums_up && (all.size() != 1 || all[0].num_rows != groups.num_groups())) {
         continue;  // rows of grad are those of all groups
       }
-      for (const Together& some : all) {
+      for (const RelationBatch& some : all) {
         const Tensor sums = empty(sums_up ? some.num_rows : 0, shape.out, type);
         const Tensor sources = empty(some.num_rows, shape.in, type);
         if (sums_up) {
@@ -221,11 +221,11 @@ class OnDevice {
         });
         const Tensor& summed = sums_up ? sums : grad[0];
         weights(segments(some, relations, groups), sources, shape.in, summed, shape.out, grad_weight[slot]);
-        const Together wanted = some.only([&](size_t r) { return wants_x[relations[r].x]; });
+        const RelationBatch wanted = some.subset([&](size_t r) { return wants_x[relations[r].x]; });
         const Tensor product = empty(wanted.relations.empty() ? 0 : some.num_rows, shape.in, type);
         products<true>(segments(wanted, relations, groups), summed, shape.out, weight[slot], shape.in, product);
         add_in_turn(wanted, relations, groups, [](const Relation& r) { return r.x; }, product, grad_x);
-        mark(some, is_done);
+        mark_done(some, is_done);
       }
     }
     return is_done;
@@ -275,11 +275,11 @@ class OnDevice {
 
   // Adds products to the rows of each slot, relation by relation.
   template <typename SlotOf>
-  void add_in_turn(const Together& all, const std::vector<Relation>& relations, const RelationGroups& groups,
+  void add_in_turn(const RelationBatch& all, const std::vector<Relation>& relations, const RelationGroups& groups,
                    const SlotOf& slot_of, const Tensor& made, const std::vector<Tensor>& sums) const {
     for (size_t slot = 0; slot < sums.size(); ++slot) {
       const auto is_mine = [&](size_t r) { return slot_of(relations[r]) == static_cast<int64_t>(slot); };
-      const Together some = all.only(is_mine);
+      const RelationBatch some = all.subset(is_mine);
       const int64_t width = sums[slot].size(1);
       if (some.relations.empty() || width == 0) {
         continue;

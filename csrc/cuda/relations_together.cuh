@@ -17,14 +17,14 @@ constexpr size_t kMostTiles = 2;  // for all relations that have one weight tens
 constexpr int64_t kMostShareBytes = 32 << 20;  // of shares in the gradient of weights
 
 // Relations whose rows are one behind the other in a buffer.
-struct Together {
+struct RelationBatch {
   std::vector<size_t> relations;
   std::vector<int64_t> rows;  // where those of each begin
   int64_t num_rows = 0;
 
   template <typename IsWanted>
-  Together only(const IsWanted& is_wanted) const {
-    Together found;
+  RelationBatch subset(const IsWanted& is_wanted) const {
+    RelationBatch found;
     for (size_t i = 0; i < relations.size(); ++i) {
       if (is_wanted(relations[i])) {
         found.relations.push_back(relations[i]);
@@ -36,7 +36,7 @@ struct Together {
   }
 };
 
-inline void mark(const Together& some, std::vector<bool>& is_done) {
+inline void mark_done(const RelationBatch& some, std::vector<bool>& is_done) {
   for (const size_t r : some.relations) {
     is_done[r] = true;
   }
@@ -44,13 +44,13 @@ inline void mark(const Together& some, std::vector<bool>& is_done) {
 
 // Relations with edges and a weight of this tensor, up to `most` rows at a time. None where they are few, where two
 // have the same weight, or where products take longer than launches.
-inline std::vector<Together> small_relations(size_t slot, const Tensor& weight,
+inline std::vector<RelationBatch> small_relations(size_t slot, const Tensor& weight,
                                              const std::vector<Relation>& relations, const RelationGroups& groups,
                                              int64_t most) {
   const WeightShape shape = WeightShape::of(weight);
   const int64_t size = shape.in * shape.out;
   const int64_t value_bytes = weight.scalar_type() == ScalarType::Double ? 8 : 4;
-  std::vector<Together> found;
+  std::vector<RelationBatch> found;
   std::set<int64_t> used;
   int64_t num_rows = 0;
   int64_t num_relations = 0;
@@ -62,17 +62,17 @@ inline std::vector<Together> small_relations(size_t slot, const Tensor& weight,
     if (!used.insert(relations[r].row).second) {
       return {};
     }
-    if (count > most || count * size > kLargestProduct) {
-      continue;
-    }
-    const auto fits = [&](const Together& last) {
+    const auto fits = [&](const RelationBatch& last) {
       const int64_t num_shares = (last.num_rows + count) / kWeightRows + static_cast<int64_t>(last.relations.size()) + 1;
       return last.num_rows + count <= most && num_shares * size * value_bytes <= kMostShareBytes;
     };
+    if (!fits(RelationBatch{}) || count * size > kLargestProduct) {
+      continue;
+    }
     if (found.empty() || !fits(found.back())) {
       found.emplace_back();
     }
-    Together& last = found.back();
+    RelationBatch& last = found.back();
     last.relations.push_back(r);
     last.rows.push_back(last.num_rows);
     last.num_rows += count;
@@ -82,12 +82,12 @@ inline std::vector<Together> small_relations(size_t slot, const Tensor& weight,
   // Where products are many, the device is late and not the host.
   const bool is_small = num_rows * size < kSmallProduct * num_relations && found.size() <= kMostTiles;
   const bool pays = num_relations >= 2 && shape.blocks == 0 && is_small;
-  return pays ? found : std::vector<Together>{};
+  return pays ? found : std::vector<RelationBatch>{};
 }
 
 // Runs body(from, count) for relation `from` of some and those behind it that follow one another with the same slot.
 template <typename SlotOf, typename Body>
-void for_same(const Together& some, const std::vector<Relation>& relations, const SlotOf& slot_of,
+void for_same(const RelationBatch& some, const std::vector<Relation>& relations, const SlotOf& slot_of,
               const RelationGroups& groups, const Body& body) {
   const std::vector<size_t>& mine = some.relations;
   size_t from = 0;
@@ -102,7 +102,7 @@ void for_same(const Together& some, const std::vector<Relation>& relations, cons
   }
 }
 
-inline std::vector<Segments> segments(const Together& some, const std::vector<Relation>& relations,
+inline std::vector<Segments> segments(const RelationBatch& some, const std::vector<Relation>& relations,
                                       const RelationGroups& groups) {
   std::vector<Segments> found;
   for (size_t i = 0; i < some.relations.size(); ++i) {

@@ -36,6 +36,8 @@ inline bool has_fault(const Report& r) {
   return (r.bad_seed & r.bad_tree & r.bad_exclude & r.bad_row & r.bad_weight & r.no_time & r.huge_degree) != kNoFault;
 }
 
+constexpr int64_t kAllSources = std::numeric_limits<int64_t>::max();
+
 // The edges of one part of a graph, whose sources are named by local ids: core nodes first, then what the halo lists.
 struct PartEdges {
   const int32_t* indices;
@@ -46,9 +48,13 @@ struct PartEdges {
   int64_t num_local;
   bool wide_halo;
 
+  // -1 where ids of all sources are read and this is none: whoever looks it up says so.
   __device__ int64_t source(int64_t position) const {
     const int64_t local = indices[position - first_edge];
     if (local < 0 || local >= num_local) {
+      if (num_local == kAllSources) {
+        return -1;
+      }
       fault("local ids of a part", local, num_local);
     }
     if (local < num_core) {

@@ -141,10 +141,10 @@ def _put_weight(store: TypeValues, key: Any, name: str, weights: Mapping[Any, Te
 def _edge_index(row: Tensor, col: Tensor) -> Tensor:
     """Both as one tensor [2, num_edges]; on a device, where samplers leave them side by side, that is a view."""
     num_edges = row.numel()
-    base = row._base  # what both were taken from, if that is it
+    base = row._base if row.is_cuda else None  # what both were taken from, if that is it
     if base is not None and base is col._base and base.shape == (2, num_edges) and base.is_contiguous():
-        at = base.storage_offset()
-        if row.is_contiguous() and row.storage_offset() == at and col.storage_offset() == at + num_edges:
+        at, is_whole = base.storage_offset(), row.is_contiguous() and col.is_contiguous() and col.numel() == num_edges
+        if is_whole and row.storage_offset() == at and col.storage_offset() == at + num_edges:
             return base
     if row.is_cuda and num_edges and col.data_ptr() == row.data_ptr() + row.nbytes:
         storage = row.untyped_storage()

@@ -115,12 +115,12 @@ def make_structures(asked: Sequence[tuple[Tensor, int, int]]) -> None:
         return
     missing, all_ends = [], []
     for edge_index, num_src, num_dst in asked:
-        if STRUCTURES.find(edge_index, key=(num_src, num_dst)) is None and edge_index.is_cuda:
+        if edge_index.is_cuda and STRUCTURES.find(edge_index, key=(num_src, num_dst)) is None:
             least_src, least_dst, ends = STRUCTURES.find(edge_index, key=BY_DESTINATION, default=NOT_KNOWN)
             if ends is not None and num_src >= least_src and num_dst >= least_dst:
                 missing.append((edge_index, num_src, num_dst))
                 all_ends.append(ends)
-    if len(missing) > 1:
+    if len(missing) > 1 and len({edge_index.device for edge_index, _, _ in missing}) == 1:
         made = sorted_structures(missing, all_ends)
         for (edge_index, num_src, num_dst), csc in zip(missing, made, strict=True):
             STRUCTURES.put(csc, edge_index, key=(num_src, num_dst))

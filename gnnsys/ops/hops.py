@@ -134,8 +134,8 @@ def _(
     expected, indptr, indices, num_parts, halo, bounds, edge_ids, original, ends, num_nodes, seeds, fanouts, keys,
     replace, labor, on,
 ) -> int:  # fmt: skip
-    """Every hop's edges until all are joined, and the last two tables of ids, each at most half full. Types whose
-    tables were made together keep them together, so of several types there may be a third."""
+    """Every hop's edges until all are joined, and tables of ids, each at most half full. Types whose tables were made
+    together keep them together, so there may be as many generations of them as hops, and one in the making."""
     wide = any(each.dtype == torch.int64 for each in indices) or max(num_nodes, default=0) > _INT32_END
     id_bytes, slot = (8, 16) if wide else (4, 8)
     starts = sum(ids.numel() for ids in seeds)
@@ -163,5 +163,18 @@ def _(
         each = row * most + of_edge
         num_bytes = min(num_bytes, each * (expected.num_found + starts) + len(num_parts) * (1 << 16))
         room = min(room, expected.num_found + starts)
-    room = max(room, min(_EXPECTED_ROOM, 2 * room))
-    return num_bytes + (2 if len(seeds) == 1 else 3) * 2 * slot * room
+    room = max(room, min(_EXPECTED_ROOM, _ids_by_fanouts(ends, fanouts, [ids.numel() for ids in seeds])))
+    return num_bytes + (min(num_hops, len(seeds)) + 1) * 2 * slot * room
+
+
+def _ids_by_fanouts(ends: list[int], fanouts: list[int], frontier: list[int]) -> int:
+    """As many as the first hops may bring, for which tables are made before it is known how many there are."""
+    num_hops = len(fanouts) * 2 // max(len(ends), 1)
+    total = sum(frontier)
+    for hop in range(num_hops):
+        drawn = [0] * len(frontier)
+        for r in range(len(ends) // 2):
+            src, dst, fanout = ends[2 * r], ends[2 * r + 1], max(fanouts[r * num_hops + hop], 0)
+            drawn[src] = min(drawn[src] + frontier[dst] * fanout, _EXPECTED_ROOM)
+        total, frontier = total + sum(drawn), drawn
+    return total

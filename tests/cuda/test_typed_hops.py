@@ -156,13 +156,14 @@ def structure_of(graph: Graph) -> HopStructure:
 
 @pytest.mark.parametrize("num_hops", [1, 3])
 @pytest.mark.parametrize("labor", [False, True])
-def test_a_call_takes_no_more_memory_than_it_says(num_hops: int, labor: bool) -> None:
+@pytest.mark.parametrize("fanout, num_edges", [(6, 90_000), (500, 900)])  # tables are made for what fanouts promise
+def test_a_call_takes_no_more_memory_than_it_says(num_hops: int, labor: bool, fanout: int, num_edges: int) -> None:
     g = torch.Generator().manual_seed(1)
     sizes = {"a": 20_000, "b": 9000}
     ends = [("a", "b"), ("b", "a"), ("a", "a")]
-    graph = Graph(sizes, {(s, "to", d): random_csc(sizes[s], sizes[d], 90_000, g, False, False) for s, d in ends})
+    graph = Graph(sizes, {(s, "to", d): random_csc(sizes[s], sizes[d], num_edges, g, False, False) for s, d in ends})
     structure, on = structure_of(graph.to("cuda")), torch.empty(0, device="cuda")
-    seeds, fanouts = [torch.arange(500), torch.arange(300)], [6] * (3 * num_hops)
+    seeds, fanouts = [torch.arange(500), torch.arange(300)], [fanout] * (3 * num_hops)
     arguments = (*structure.arguments, seeds, fanouts, list(range(len(fanouts))), False, labor, on)
     stated = workspace_bytes("sample_hops", *arguments, device="cuda")
     native.sample_hops(*arguments)
@@ -173,6 +174,15 @@ def test_a_call_takes_no_more_memory_than_it_says(num_hops: int, labor: bool) ->
     most = torch.cuda.memory_stats()["requested_bytes.all.peak"] - before
     kept = sum(t.nbytes for each in (nodes, edge_index, edge_ids, weight) for t in each)
     assert 0 < most - kept <= stated + SMALL_BYTES
+
+
+def test_an_id_that_is_none_is_refused_in_a_graph_whose_ids_have_two_widths() -> None:
+    one = [torch.tensor([0, 1, 2]), torch.tensor([0, -7])]
+    wide, narrow = (CSC(one[0].cuda(), one[1].cuda().to(dtype), 2) for dtype in (torch.int64, torch.int32))
+    wide.indices.zero_()
+    structure = HopStructure([HopRelation(wide, 0, 0), HopRelation(narrow, 0, 0)], [2])
+    with pytest.raises(ValueError, match=r"ids must be in \[0, 4294967296\), got -1"):
+        sample_hops(structure, [torch.tensor([0, 1])], [5, 5], keys=[1, 2], on=torch.empty(0, device="cuda"))
 
 
 def test_bad_arguments_are_refused() -> None:

@@ -18,7 +18,6 @@ from gnnsys.sampling import DistGraph  # noqa: E402
 from gnnsys.seeds import split  # noqa: E402
 from tests.sampling.machines import CITES, WRITES, homogeneous, machines, typed  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("one_epoch")
 SEEDS = torch.randperm(120, generator=torch.Generator().manual_seed(5))[:50]
 PAPERS = torch.randperm(90, generator=torch.Generator().manual_seed(6))[:40]
 FEATURES: Any = {"prefetch_node_feats": ["x"], "prefetch_labels": ["t"], "prefetch_edge_feats": ["w", "number"]}
@@ -111,6 +110,7 @@ def test_batches_are_those_of_the_whole_graph(plain, options: dict) -> None:
         whole.close()
 
 
+@pytest.mark.usefixtures("one_epoch")
 def test_typed_batches_are_those_of_the_whole_graph(hetero) -> None:
     g, graphs = hetero
     fanouts = [{"cites": 3, WRITES: 2, "rev_writes": -1}, {"cites": 4, "writes": 4}]
@@ -149,6 +149,7 @@ def test_all_of_a_mask_is_refused_among_several_ranks(plain, monkeypatch) -> Non
     ours.DataLoader(mine, SEEDS, ours.NeighborSampler([2])).close()
 
 
+@pytest.mark.usefixtures("one_epoch")
 def test_edges_that_are_excluded_are_never_drawn(plain, hetero) -> None:
     _, (mine, *_) = plain
     banned = torch.arange(0, 900, 3)
@@ -162,6 +163,7 @@ def test_edges_that_are_excluded_are_never_drawn(plain, hetero) -> None:
         ours.MultiLayerFullNeighborSampler(1).sample_blocks(mine, seeds, {CITES: torch.tensor([500])})
 
 
+@pytest.mark.usefixtures("one_epoch")
 def test_edges_that_a_mask_leaves_out_are_never_drawn(plain) -> None:
     g, (mine, *_) = plain
     keep = torch.arange(900) % 3 > 0
@@ -184,6 +186,7 @@ def test_edges_that_a_mask_leaves_out_are_never_drawn(plain) -> None:
     assert bool(keep[mine.original_edge_ids(blocks[-1].edata[dgl.EID])].all())
 
 
+@pytest.mark.usefixtures("one_epoch")
 def test_shares_have_equal_steps_and_masks_are_named(plain) -> None:
     _, graphs = plain
     seen, steps = [], set()
@@ -204,6 +207,7 @@ def test_shares_have_equal_steps_and_masks_are_named(plain) -> None:
         loader.close()
 
 
+@pytest.mark.usefixtures("one_epoch")
 def test_a_dgl_model_trains_on_blocks_from_parts(plain) -> None:
     _, (mine, *_) = plain
     layers = torch.nn.ModuleList([dgl.nn.SAGEConv(4, 8, "mean"), dgl.nn.SAGEConv(8, 2, "mean")])
