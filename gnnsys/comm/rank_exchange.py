@@ -68,9 +68,10 @@ class RankExchange:
         self._limit = timedelta(seconds=timeout)
         self._arrivals: SimpleQueue[Arrival] = SimpleQueue()
         self._expected: dict[int, SimpleQueue[tuple[Any, Any, Any] | None]] = {}  # per peer: what its thread waits for
-        weakref.finalize(self, _end, self._expected)  # threads of one that nobody closed
         self._threads: list[threading.Thread] = []
         self._sends: deque[tuple[int, Any, Tensor, int]] = deque()
+        # Of one that nobody closed: its threads end, and what it sent is still delivered, over connections that last.
+        weakref.finalize(self, _abandon, self._expected, self._sends, self._limit, (self._group, self.route))
         self._outstanding, self._max_outstanding = 0, max_outstanding  # bytes given to gloo and not known to be gone
         self._swaps: RankExchange | None = None  # whose threads wait for what `swap` brings
         self._num_bursts = 0  # of swaps, one inside another
@@ -214,17 +215,11 @@ class RankExchange:
         threads, until = self._threads, time.monotonic() + grace
         _end(self._expected)
         self._end_swaps(grace)
-        if self._sends:
-            sends = [(peer, work, rows) for peer, work, rows, _ in self._sends]
-            try:
-                threads.append(start_waiter("gnnsys-sends", _wait_sent, sends, self._limit))
-            except RuntimeError:  # the process ends, and nobody needs the connections any more
-                _wait_sent(sends, timedelta(seconds=grace))
+        threads += _deliver(self._sends, self._limit, (self._group, self.route), grace)
         for thread in threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, until - time.monotonic()))
         self._threads = []
-        self._sends.clear()
 
     def _wait_send(self) -> None:
         peer, work, _, num_bytes = self._sends.popleft()
@@ -282,6 +277,22 @@ def _end(expected: dict[int, SimpleQueue[Any]]) -> None:
     expected.clear()
 
 
+def _deliver(sends: deque[tuple[int, Any, Tensor, int]], limit: timedelta, over: Any, grace: float) -> list[Waiter]:
+    """A thread that keeps what was sent, and connections, until it has left. Nothing is in `sends` then."""
+    begun = [(peer, work, rows) for peer, work, rows, _ in sends]
+    sends.clear()
+    try:
+        return [start_waiter("gnnsys-sends", _wait_sent, begun, limit, over)] if begun else []
+    except RuntimeError:  # the process ends, and nobody needs the connections any more
+        _wait_sent(begun, timedelta(seconds=grace), over)
+        return []
+
+
+def _abandon(expected: dict[int, SimpleQueue[Any]], sends: deque[Any], limit: timedelta, over: Any) -> None:
+    _end(expected)
+    _deliver(sends, limit, over, 0.0)
+
+
 class _FinishedSum:
     def wait(self) -> bool:
         return True
@@ -303,8 +314,8 @@ def _leave_in_peace() -> None:
         waiter.join(max(0.0, until - time.monotonic()))
 
 
-def _wait_sent(sends: list[tuple[int, Any, Tensor]], limit: timedelta) -> None:
-    """Keeps what was sent until it has left."""
+def _wait_sent(sends: list[tuple[int, Any, Tensor]], limit: timedelta, over: Any) -> None:
+    """Keeps what was sent, and what it is sent over, until it has left."""
     while sends:
         peer, work, _ = sends[0]
         with contextlib.suppress(Exception):  # who has gone needs nothing any more
