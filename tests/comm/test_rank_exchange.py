@@ -226,3 +226,27 @@ def test_no_more_is_under_way_than_may_be_and_all_of_it_arrives():
     _, rows = run_threads(2, work)
     assert held == [*range(3, number), *[number] * 3] and len(sent) == number
     assert all(bool((each == value).all()) for value, each in enumerate(rows))
+
+
+@pytest.mark.parametrize("linked", [False, True], ids=["host", "linked"])
+def test_what_was_sent_arrives_though_nobody_closed_the_exchange(linked):
+    """It is asked for when whoever sent it has forgotten the exchange, and with it a link that it made."""
+    is_gone = threading.Event()
+    rows = torch.arange(300_000)  # more than sockets keep
+
+    def work(rank, group):
+        exchange = RankExchange(group, timeout=60)
+        exchange.agree_on_route(rows.device, linked)
+        if rank == 0:
+            exchange.send(1, 5, rows)
+            del exchange
+            is_gone.set()
+            return True
+        assert is_gone.wait(60)
+        got = torch.empty_like(rows)
+        exchange.expect(0, 5, got, "rows")
+        assert exchange.next_arrival() == "rows"
+        exchange.close(grace=60)
+        return torch.equal(got, rows)
+
+    assert run_threads(2, work, linked=linked) == [True, True]
