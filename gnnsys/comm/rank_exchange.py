@@ -70,8 +70,11 @@ class RankExchange:
         self._expected: dict[int, SimpleQueue[tuple[Any, Any, Any] | None]] = {}  # per peer: what its thread waits for
         self._threads: list[threading.Thread] = []
         self._sends: deque[tuple[int, Any, Tensor, int]] = deque()
-        # Of one that nobody closed: its threads end, and what it sent is still delivered, over connections that last.
-        weakref.finalize(self, _abandon, self._expected, self._sends, self._limit, (self._group, self.route))
+        # Of one that nobody closed: its threads end, and what it sent is still delivered, over connections that last. Not
+        # where the process ends: a thread that waits in gloo then aborts it.
+        weakref.finalize(self, _end, self._expected)
+        left = weakref.finalize(self, _deliver, self._sends, self._limit, (self._group, self.route), 0.0)
+        left.atexit = False
         self._outstanding, self._max_outstanding = 0, max_outstanding  # bytes given to gloo and not known to be gone
         self._swaps: RankExchange | None = None  # whose threads wait for what `swap` brings
         self._num_bursts = 0  # of swaps, one inside another
@@ -286,11 +289,6 @@ def _deliver(sends: deque[tuple[int, Any, Tensor, int]], limit: timedelta, over:
     except RuntimeError:  # the process ends, and nobody needs the connections any more
         _wait_sent(begun, timedelta(seconds=grace), over)
         return []
-
-
-def _abandon(expected: dict[int, SimpleQueue[Any]], sends: deque[Any], limit: timedelta, over: Any) -> None:
-    _end(expected)
-    _deliver(sends, limit, over, 0.0)
 
 
 class _FinishedSum:
