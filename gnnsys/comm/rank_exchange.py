@@ -70,8 +70,8 @@ class RankExchange:
         self._expected: dict[int, SimpleQueue[tuple[Any, Any, Any] | None]] = {}  # per peer: what its thread waits for
         self._threads: list[threading.Thread] = []
         self._sends: deque[tuple[int, Any, Tensor, int]] = deque()
-        # Of one that nobody closed: its threads end, and what it sent is still delivered, over connections that last. Not
-        # where the process ends: a thread that waits in gloo then aborts it.
+        # Of one that nobody closed: its threads end, and what it sent is still delivered, over connections that last.
+        # Not where the process ends: a thread that waits in gloo then aborts it.
         weakref.finalize(self, _end, self._expected)
         left = weakref.finalize(self, _deliver, self._sends, self._limit, (self._group, self.route), 0.0)
         left.atexit = False
