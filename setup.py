@@ -33,6 +33,7 @@ def compile_args() -> list[str]:
         "-Wall",
         "-fvisibility=hidden",
         "-ffp-contract=off",  # weighted draws must round the same on every machine
+        "-falign-loops=32",  # loops over rows are a few instructions: where they begin is up to 8% of spmm on Arm
         "-fno-math-errno",  # nobody reads it, and with it a square root is a branch: no loop with one is vectorized
         f"-DTORCH_TARGET_VERSION={TORCH_2_10}",
         f"-DPy_LIMITED_API={PYTHON_3_10}",

@@ -95,6 +95,9 @@ STABLE_TORCH_LIBRARY(gnnsys, m) {
   m.def(
       "gather_cached(Tensor cache, Tensor slots, Tensor src, Tensor index, Tensor(a!) out, Tensor(b!)? hits) -> ()");
 
+  // The vectors that loops over features have: cpu/vectors/choose.cpp.
+  m.def("simd_bytes() -> int");
+
   // Aggregation: cpu/spmm.cpp, cpu/sddmm.cpp, cpu/spmm_extreme.cpp. The t_ arguments are the transposed structure,
   // which autograd needs.
   m.def(

@@ -10,8 +10,8 @@
 #include "common/philox.h"
 #include "common/register.h"
 #include "cpu/block_sum.h"
-#include "cpu/dot.h"
 #include "cpu/features.h"
+#include "cpu/row_sum.h"
 #include "cpu/row_work.h"
 #include "cpu/softmax.h"
 
@@ -119,8 +119,10 @@ void accumulate_heads(acc_t<T>* sum, const T* rows, const Shape& shape, const Ne
     for (int64_t k = 0; k < near.count; ++k) {
       coefficient[k] = coefficients[k * shape.heads + h];
     }
-    accumulate_chunk<true>(sum + h * shape.width, rows + h * shape.width, shape.width, shape.size(), near, coefficient,
-                           fresh, prefetch && h == 0 ? rows : nullptr);
+    neighbor_kernels<T, id_t>().sum(
+        sum + h * shape.width,
+        {rows + h * shape.width, shape.width, shape.size(), prefetch && h == 0 ? rows : nullptr}, near, coefficient,
+        fresh);
   }
 }
 
@@ -177,9 +179,11 @@ template <typename A>
 struct OutEdges {
   std::vector<A> alpha;  // then keep * alpha
   std::vector<A> slope;  // of the leaky relu
+  std::vector<A> dots;   // of the gradients with x
   std::vector<A> keep;   // [heads], of one edge
 
-  explicit OutEdges(int64_t heads) : alpha(kChunk * heads), slope(kChunk * heads), keep(heads, A{1}) {}
+  explicit OutEdges(int64_t heads)
+      : alpha(kChunk * heads), slope(kChunk * heads), dots(kChunk * heads), keep(heads, A{1}) {}
 };
 
 // alpha and slope of the out-edges of u that start at j.
@@ -213,22 +217,18 @@ void score_gradients(const Backward<T, id_t>& p, int64_t u, int64_t j, const Nei
                      OutEdges<acc_t<T>>& edges) {
   using A = acc_t<T>;
   const Shape& shape = p.scores.shape;
-  const T* const x = p.x + u * shape.size();
   A* const keep = edges.keep.data();
+  neighbor_kernels<T, id_t>().dots(edges.dots.data(), p.x + u * shape.size(),
+                                   {p.grad, shape.width, shape.size(), p.grad}, shape.heads, near);
   for (int64_t k = 0; k < near.count; ++k) {
-    if (k + kNeighborsAhead < near.readable) {
-      prefetch_row(p.grad, near.ids[k + kNeighborsAhead], shape.size());
-    }
     const int64_t v = near.ids[k];
     const int64_t e = p.positions(j + k);
-    const T* const grad = p.grad + v * shape.size();
     if (p.dropout.active()) {
       p.dropout(e, shape.heads, keep);
     }
     for (int64_t h = 0; h < shape.heads; ++h) {
       const int64_t i = k * shape.heads + h;
-      const A d_alpha = dot(grad + h * shape.width, x + h * shape.width, shape.width);
-      const A d_score = edges.alpha[i] * (keep[h] * d_alpha - p.grad_dot_out[v * shape.heads + h]);
+      const A d_score = edges.alpha[i] * (keep[h] * edges.dots[i] - p.grad_dot_out[v * shape.heads + h]);
       const A d_raw = d_score * edges.slope[i];
       p.grad_edge[e * shape.heads + h] = d_raw;
       p.grad_src[u * shape.heads + h] += d_raw;
@@ -291,7 +291,7 @@ template <typename T>
 void dot_rows(const Shape& shape, int64_t num_rows, const T* a, const T* b, acc_t<T>* dots) {
   parallel_for(num_rows * shape.heads, 1 << 10, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      dots[i] = dot(a + i * shape.width, b + i * shape.width, shape.width);
+      dots[i] = row_kernels<T>().dot(a + i * shape.width, b + i * shape.width, shape.width);
     }
   });
 }

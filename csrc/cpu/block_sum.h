@@ -10,7 +10,7 @@
 
 namespace gnnsys {
 
-constexpr int64_t kBlock = 256;  // terms; a multiple of kChunk (accumulate.h)
+constexpr int64_t kBlock = 256;  // terms; a multiple of kChunk (vectors/kernels.h)
 
 // Whether the term that follows `done` others begins a block.
 inline bool begins_block(int64_t done) { return done % kBlock == 0; }

@@ -8,6 +8,7 @@
 #include "common/tensors.h"
 #include "cpu/features.h"
 #include "cpu/philox_lanes.h"
+#include "cpu/vectors/kernels.h"
 
 #include <algorithm>
 #include <atomic>
@@ -87,51 +88,23 @@ void make_words(const id_t* ids, int64_t blocks_per_row, Place at, int64_t num_b
   }
 }
 
-// All ones in the lanes whose words are not below the threshold.
-template <typename A>
-inline mask_t<A> kept_lanes(const uint32_t* words, uint32_t threshold) {
-  typedef uint32_t words_t __attribute__((vector_size(4 * Simd<A>::lanes)));
-  words_t w;
-  std::memcpy(&w, words, sizeof(w));
-  return __builtin_convertvector(w >= threshold, mask_t<A>);
-}
-
-template <typename T>
-struct Drop {
-  using A = acc_t<T>;
-  uint32_t threshold;
-  A scale;
-
-  // `size` values beside as many words.
-  inline void operator()(const T* x, const uint32_t* words, int64_t size, T* out) const {
-    constexpr int64_t kStep = Simd<A>::lanes;
-    const int64_t whole = size - size % kStep;
-    for (int64_t c = 0; c < whole; c += kStep) {
-      const vec_t<A> scaled = load(x + c) * scale;
-      store(out + c, (vec_t<A>)((mask_t<A>)scaled & kept_lanes<A>(words + c, threshold)));
-    }
-    for (int64_t c = whole; c < size; ++c) {
-      out[c] = static_cast<T>(words[c] < threshold ? A{0} : static_cast<A>(x[c]) * scale);
-    }
-  }
-};
-
 // Rows [begin, end). Where the width is a multiple of four, values lie as their words do, across rows too; elsewhere
 // the blocks of a row are taken together.
 template <typename T, typename id_t>
-void drop_rows(const T* x, const id_t* ids, int64_t begin, int64_t end, int64_t width, const Drop<T> drop, uint64_t key,
+void drop_rows(const T* x, const id_t* ids, int64_t begin, int64_t end, int64_t width, const RowDropout& dropout,
                T* out) {
+  const auto factor = static_cast<acc_t<T>>(dropout.scale);
   const int64_t blocks_per_row = (width + 3) / 4;
   uint32_t words[kWords];
   Place at{begin, 0};
   for (int64_t left = (end - begin) * blocks_per_row; left > 0; left -= kLanes) {
     const int64_t num_blocks = std::min<int64_t>(left, kLanes);
-    make_words(ids, blocks_per_row, at, num_blocks, key, words);
+    make_words(ids, blocks_per_row, at, num_blocks, dropout.key, words);
     for (int64_t done = 0; done < num_blocks;) {
       const int64_t first = at.row * width + 4 * at.block;
       const int64_t run = width % 4 == 0 ? num_blocks : std::min(num_blocks - done, blocks_per_row - at.block);
       const int64_t size = width % 4 == 0 ? 4 * run : std::min(4 * run, width - 4 * at.block);
-      drop(x + first, words + 4 * done, size, out + first);
+      row_kernels<T>().drop(out + first, x + first, words + 4 * done, size, dropout.threshold, factor);
       at.advance(run, blocks_per_row);
       done += run;
     }
@@ -176,11 +149,10 @@ Tensor dropout_rows(const Tensor& x, const Tensor& ids, double p, int64_t key) {
       if (x.numel() == 0) {
         return;
       }
-      const Drop<T> drop{dropout.threshold, static_cast<acc_t<T>>(dropout.scale)};
       const T* const from = const_data<T>(x);
       T* const to = mutable_data<T>(out);
       parallel_for(ids.numel(), kValuesPerThread / width, [=](int64_t begin, int64_t end) {
-        drop_rows(from, rows, begin, end, width, drop, dropout.key, to);
+        drop_rows(from, rows, begin, end, width, dropout, to);
       });
     });
   });

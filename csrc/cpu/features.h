@@ -3,7 +3,7 @@
 
 #include "common/check.h"
 #include "common/id_range.h"
-#include "common/simd.h"
+#include "common/row_types.h"
 #include "common/tensors.h"
 
 #include <optional>

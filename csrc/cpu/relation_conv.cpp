@@ -4,9 +4,9 @@
 #include "common/relation_conv.h"
 
 #include "common/register.h"
-#include "cpu/accumulate.h"
 #include "cpu/block_sum.h"
 #include "cpu/features.h"
+#include "cpu/row_sum.h"
 #include "cpu/row_work.h"
 
 #include <tuple>
@@ -50,12 +50,8 @@ void sum_groups(const RelationGroups& groups, int64_t first, int64_t count, cons
       for (int64_t done = 0; done < size; done += kChunk) {
         const int64_t e = member + done;
         const Neighbors<id_t> near{indices + e, std::min(kChunk, size - done), num_members - e};
-        if (weight != nullptr) {
-          accumulate_chunk<true>(sum, rows, width, width, near, weight + e, begins_block(done), rows);
-        } else {
-          accumulate_chunk<false>(sum, rows, width, width, near, static_cast<const A*>(nullptr), begins_block(done),
-                                  rows);
-        }
+        neighbor_kernels<T, id_t>().sum(sum, {rows, width, width, rows}, near,
+                                        weight != nullptr ? weight + e : nullptr, begins_block(done));
         blocks.after(sum, width, done + near.count, size);
       }
       row.finish(to, sum, width, scale == nullptr ? A{1} : scale[g]);

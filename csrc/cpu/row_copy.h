@@ -8,6 +8,7 @@
 #include "common/parallel.h"
 #include "common/prefetch.h"
 #include "common/row_shape.h"
+#include "cpu/vectors/kernels.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -91,8 +92,12 @@ struct Cast {
   void operator()(char* to_rows, int64_t to, const char* from_rows, int64_t from) const {
     To* const out = reinterpret_cast<To*>(to_rows) + to * size;
     const From* const in = reinterpret_cast<const From*>(from_rows) + from * size;
-    for (int64_t i = 0; i < size; ++i) {
-      out[i] = cast_value<To>(in[i]);
+    if constexpr (std::is_same_v<To, double> || std::is_same_v<From, double> || std::is_same_v<To, From>) {
+      for (int64_t i = 0; i < size; ++i) {
+        out[i] = cast_value<To>(in[i]);
+      }
+    } else {
+      cast_kernel<To, From>().cast(out, in, size);
     }
   }
 };

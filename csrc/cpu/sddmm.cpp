@@ -3,9 +3,9 @@
 // Work: E x size multiply-adds. Bytes: one gathered row of src_rows per edge, one of dst_rows per destination, one
 // number per edge and head written. The gradient of an edge weight, and dot-product attention.
 #include "common/register.h"
-#include "cpu/dot.h"
 #include "cpu/features.h"
 #include "cpu/row_work.h"
+#include "cpu/vectors/kernels.h"
 
 #include <optional>
 
@@ -36,19 +36,19 @@ void sddmm_rows(const Problem<T, id_t>& p) {
   const int64_t size = p.shape.size();
   const int64_t num_edges = p.indptr[p.num_dst];
   parallel_for_rows(p.indptr, p.num_dst, [&](int64_t begin, int64_t end) {
+    std::vector<A> dots(static_cast<size_t>(kChunk * heads));
     for (int64_t v = begin; v < end; ++v) {
-      const T* const dst = p.dst_rows + v * size;
       const A dst_scale = p.dst_scale != nullptr ? p.dst_scale[v] : A{1};
-      for (int64_t e = p.indptr[v]; e < p.indptr[v + 1]; ++e) {
-        if (e + kNeighborsAhead < num_edges) {
-          prefetch_row(p.src_rows, p.indices[e + kNeighborsAhead], size);
-        }
-        const int64_t u = p.indices[e];
-        const T* const src = p.src_rows + u * size;
-        const A scale = p.src_scale != nullptr ? dst_scale * p.src_scale[u] : dst_scale;
-        T* const out = p.out + p.positions(e) * heads;
-        for (int64_t h = 0; h < heads; ++h) {
-          out[h] = static_cast<T>(scale * dot(dst + h * width, src + h * width, width));
+      for (int64_t first = p.indptr[v]; first < p.indptr[v + 1]; first += kChunk) {
+        const Neighbors<id_t> near{p.indices + first, std::min(kChunk, p.indptr[v + 1] - first), num_edges - first};
+        neighbor_kernels<T, id_t>().dots(dots.data(), p.dst_rows + v * size, {p.src_rows, width, size, p.src_rows},
+                                         heads, near);
+        for (int64_t k = 0; k < near.count; ++k) {
+          const A scale = p.src_scale != nullptr ? dst_scale * p.src_scale[near.ids[k]] : dst_scale;
+          T* const out = p.out + p.positions(first + k) * heads;
+          for (int64_t h = 0; h < heads; ++h) {
+            out[h] = static_cast<T>(scale * dots[k * heads + h]);
+          }
         }
       }
     }

@@ -1,8 +1,8 @@
 // Softmax over the in-edges of one row, all heads at once: scores [count, heads], contiguous.
 #pragma once
 
-#include "common/exp.h"
 #include "cpu/block_sum.h"
+#include "cpu/vectors/kernels.h"
 
 #include <algorithm>
 #include <cmath>

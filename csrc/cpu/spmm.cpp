@@ -3,9 +3,9 @@
 // Work: E x size multiply-adds. Bytes: one gathered row of x per edge, one written row per destination, the structure
 // once; no message is ever stored. Mean is dst_scale = 1 / degree; a transposed mean is src_scale = 1 / degree.
 #include "common/register.h"
-#include "cpu/accumulate.h"
 #include "cpu/block_sum.h"
 #include "cpu/features.h"
+#include "cpu/row_sum.h"
 #include "cpu/row_work.h"
 
 #include <optional>
@@ -63,8 +63,8 @@ void sum_row(const Problem<T, id_t>& p, int64_t v, acc_t<T>* sum, BlockSum<acc_t
       if constexpr (kWeighted) {
         load_coefficients(p, e, near.count, h, coefficient);
       }
-      accumulate_chunk<kWeighted>(sum + h * width, p.x + h * width, width, p.shape.size(), near,
-                                  kWeighted ? coefficient : nullptr, begins_block(done), h == 0 ? p.x : nullptr);
+      neighbor_kernels<T, id_t>().sum(sum + h * width, {p.x + h * width, width, p.shape.size(), h == 0 ? p.x : nullptr},
+                                      near, kWeighted ? coefficient : nullptr, begins_block(done));
     }
     blocks.after(sum, p.shape.size(), done + near.count, count);
   }

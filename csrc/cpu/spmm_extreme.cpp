@@ -4,9 +4,9 @@
 //
 // Forward: the work and bytes of spmm, and four bytes more per output. Backward: O(output), never O(E x size).
 #include "common/register.h"
-#include "cpu/accumulate.h"
 #include "cpu/features.h"
 #include "cpu/row_work.h"
+#include "cpu/vectors/kernels.h"
 
 #include <algorithm>
 #include <atomic>
@@ -17,9 +17,6 @@ namespace gnnsys {
 namespace {
 
 using OptionalTensor = std::optional<Tensor>;
-
-template <typename A>
-using lane_t = std::conditional_t<std::is_same_v<A, double>, int64_t, int32_t>;
 
 template <typename T, typename id_t>
 struct Problem {
@@ -40,81 +37,6 @@ struct Found {
   std::vector<lane_t<A>> arg;
 };
 
-template <bool kMin, int kVectors, typename T, typename id_t>
-void extreme_tile(acc_t<T>* best_row, lane_t<acc_t<T>>* arg_row, const T* x, int64_t stride,
-                  const Neighbors<id_t>& near, const acc_t<T>* coefficient, int64_t first, const T* whole) {
-  using A = acc_t<T>;
-  using lane = lane_t<A>;
-  constexpr int kLanes = Simd<A>::lanes;
-  vec_t<A> best[kVectors];
-  mask_t<A> arg[kVectors];
-#pragma GCC unroll 8
-  for (int i = 0; i < kVectors; ++i) {
-    best[i] = load(best_row + i * kLanes);
-    std::memcpy(&arg[i], arg_row + i * kLanes, sizeof(arg[i]));
-  }
-  const int64_t ahead = whole == nullptr ? 0 : near.readable - kNeighborsAhead;
-  for (int64_t k = 0; k < near.count; ++k) {
-    if (k < ahead) {
-      prefetch_row(whole, near.ids[k + kNeighborsAhead], stride);
-    }
-    const T* const row = x + near.ids[k] * stride;
-    const vec_t<A> factor = broadcast<A>(coefficient[k]);
-    const mask_t<A> here = mask_t<A>{} + static_cast<lane>(first + k);
-#pragma GCC unroll 8
-    for (int i = 0; i < kVectors; ++i) {
-      const vec_t<A> value = factor * load(row + i * kLanes);
-      const mask_t<A> nan = (value != value) & (best[i] == best[i]);
-      const mask_t<A> wins = (kMin ? value < best[i] : value > best[i]) | nan | (arg[i] < 0);
-      best[i] = wins ? value : best[i];
-      arg[i] = wins ? here : arg[i];
-    }
-  }
-#pragma GCC unroll 8
-  for (int i = 0; i < kVectors; ++i) {
-    store(best_row + i * kLanes, best[i]);
-    std::memcpy(arg_row + i * kLanes, &arg[i], sizeof(arg[i]));
-  }
-}
-
-// The same for one feature.
-template <bool kMin, typename T, typename id_t>
-void extreme_one(acc_t<T>* best, lane_t<acc_t<T>>* arg, const T* x, int64_t stride, const Neighbors<id_t>& near,
-                 const acc_t<T>* coefficient, int64_t first) {
-  using A = acc_t<T>;
-  for (int64_t k = 0; k < near.count; ++k) {
-    const A value = coefficient[k] * static_cast<A>(x[near.ids[k] * stride]);
-    const bool nan = value != value && *best == *best;
-    if (*arg < 0 || nan || (kMin ? value < *best : value > *best)) {
-      *best = value;
-      *arg = static_cast<lane_t<A>>(first + k);
-    }
-  }
-}
-
-template <bool kMin, typename T, typename id_t>
-void extreme_chunk(const Problem<T, id_t>& p, int64_t h, const Neighbors<id_t>& near, const acc_t<T>* coefficient,
-                   int64_t first, Found<acc_t<T>>& found) {
-  using A = acc_t<T>;
-  constexpr int kLanes = Simd<A>::lanes;
-  const int64_t stride = p.shape.size();
-  const int64_t end = (h + 1) * p.shape.width;
-  const T* whole = h == 0 ? p.x : nullptr;
-  int64_t f = h * p.shape.width;
-  const auto tiles = [&](auto vectors) {
-    constexpr int kVectors = decltype(vectors)::value;
-    for (; f + kVectors * kLanes <= end; f += kVectors * kLanes) {
-      extreme_tile<kMin, kVectors>(&found.best[f], &found.arg[f], p.x + f, stride, near, coefficient, first, whole);
-      whole = nullptr;
-    }
-  };
-  tiles(std::integral_constant<int, 8>{});
-  tiles(std::integral_constant<int, 1>{});
-  for (; f < end; ++f) {
-    extreme_one<kMin>(&found.best[f], &found.arg[f], p.x + f, stride, near, coefficient, first);
-  }
-}
-
 template <bool kMin, typename T, typename id_t>
 void extreme_row(const Problem<T, id_t>& p, int64_t v, Found<acc_t<T>>& found) {
   using A = acc_t<T>;
@@ -126,7 +48,11 @@ void extreme_row(const Problem<T, id_t>& p, int64_t v, Found<acc_t<T>>& found) {
       for (int64_t k = 0; k < near.count; ++k) {
         coefficient[k] = p.weight != nullptr ? static_cast<A>(p.weight[(e + k) * p.shape.heads + h]) : A{1};
       }
-      extreme_chunk<kMin>(p, h, near, coefficient, e - p.indptr[v], found);
+      const int64_t f = h * p.shape.width;
+      const auto& kernels = neighbor_kernels<T, id_t>();
+      (kMin ? kernels.smallest : kernels.largest)(&found.best[f], &found.arg[f],
+                                                  {p.x + f, p.shape.width, p.shape.size(), h == 0 ? p.x : nullptr},
+                                                  near, coefficient, e - p.indptr[v]);
     }
   }
 }

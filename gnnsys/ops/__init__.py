@@ -14,7 +14,7 @@ outputs, for those who plan memory (store, fullgraph).
 """
 
 from gnnsys.ops._features import sum_dtype
-from gnnsys.ops._library import HAS_CUDA_KERNELS, WHY_NO_KERNELS, native
+from gnnsys.ops._library import HAS_CUDA_KERNELS, SIMD_LEVEL, WHY_NO_KERNELS, native
 from gnnsys.ops._workspace import told_workspaces, workspace_bytes
 from gnnsys.ops.aggregate import narrow_weights, scaled_spmm, sddmm, spmm, spmm_add, spmm_and_own
 from gnnsys.ops.attention import edge_softmax, gat_aggregate
@@ -86,6 +86,7 @@ __all__ = [
     "IN_REPLAYS",
     "MAX_WALKS",
     "NOT_KNOWN",
+    "SIMD_LEVEL",
     "STRUCTURES",
     "WEIGHT",
     "WHY_NO_KERNELS",

@@ -6,6 +6,7 @@ Importing this module registers `torch.ops.gnnsys.*`; every typed function in th
 from __future__ import annotations
 
 import importlib
+import platform
 
 import torch
 
@@ -29,3 +30,7 @@ if torch.version.cuda is not None:  # a library with CUDA kernels beside a torch
         WHY_NO_KERNELS = f"gnnsys's CUDA kernels cannot be loaded: {error}"
 
 native = torch.ops.gnnsys
+
+_NAMES = {16: "sse2", 32: "avx2", 64: "avx512"} if platform.machine() in ("x86_64", "AMD64") else {16: "neon"}
+SIMD_LEVEL = _NAMES[native.simd_bytes()]
+"""The vectors of the processor that row kernels use: the widest there are, or what GNNSYS_SIMD says."""

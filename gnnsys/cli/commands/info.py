@@ -82,4 +82,4 @@ def native_core() -> str:
         import gnnsys.ops
     except ImportError as error:
         return f"missing: {str(error).splitlines()[0]}"
-    return str(gnnsys._C.__file__)
+    return f"{gnnsys._C.__file__} ({gnnsys.ops.SIMD_LEVEL})"

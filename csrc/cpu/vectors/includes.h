@@ -1,0 +1,15 @@
+// What the sources of all levels include before level.h.
+#pragma once
+
+#include "common/prefetch.h"
+#include "cpu/vectors/kernels.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif

@@ -1,0 +1,123 @@
+// The loops over the features of rows. They are compiled once for each kind of vectors that a processor may have
+// (baseline.cpp, avx2.cpp, avx512.cpp, from the one source level.h), and one of these is chosen when the library is
+// loaded: the widest that the processor has, or what GNNSYS_SIMD says.
+//
+// Every level gives the same bits. Lanes are features, each feature is added up in the order of its neighbours, products
+// and sums are rounded one by one (no fused multiply-add), and a dot product has the same sixteen partial sums.
+#pragma once
+
+#include "common/row_types.h"
+
+#include <cstdint>
+
+namespace gnnsys {
+
+constexpr int64_t kChunk = 128;  // neighbours in one call: their rows fit the second-level cache while tiles go by
+
+#if defined(__x86_64__)
+constexpr int64_t kNeighborsAhead = 10;  // rows on their way while one is added
+#else
+constexpr int64_t kNeighborsAhead = 6;
+#endif
+
+// The neighbours of a chunk, and how many ids may be read behind its first one (the chunk and what follows it).
+template <typename id_t>
+struct Neighbors {
+  const id_t* ids;
+  int64_t count;
+  int64_t readable;
+};
+
+// Features [0, width) of rows that are `stride` apart. Where `whole` is set, the whole rows that come next are asked
+// for, from there.
+template <typename T>
+struct Rows {
+  const T* x;
+  int64_t width;
+  int64_t stride;
+  const T* whole;
+};
+
+template <typename T, typename id_t>
+struct NeighborKernels {
+  using A = acc_t<T>;
+
+  // acc[f] += coefficient[k] * x[ids[k]][f] over the chunk, in its order. No coefficients: ones. A chunk is `fresh` when
+  // it is the first of its sum: acc is then written, not read.
+  void (*sum)(A* acc, const Rows<T>& rows, const Neighbors<id_t>& near, const A* coefficient, bool fresh);
+
+  // The largest (smallest) of coefficient[k] * x[ids[k]][f] so far, and which k it was, counted from `first`. A NaN wins
+  // against everything; an arg below 0 loses against everything.
+  void (*largest)(A* best, lane_t<A>* arg, const Rows<T>& rows, const Neighbors<id_t>& near, const A* coefficient,
+                  int64_t first);
+  void (*smallest)(A* best, lane_t<A>* arg, const Rows<T>& rows, const Neighbors<id_t>& near, const A* coefficient,
+                   int64_t first);
+
+  // dots[k * heads + h] = <row[h], x[ids[k]][h]>, for rows of `heads` times `width` features.
+  void (*dots)(A* dots, const T* row, const Rows<T>& rows, int64_t heads, const Neighbors<id_t>& near);
+};
+
+template <typename T>
+struct RowKernels {
+  acc_t<T> (*dot)(const T* a, const T* b, int64_t width);
+  void (*scale)(T* out, const acc_t<T>* sum, int64_t size, acc_t<T> factor);  // out[f] = sum[f] * factor
+
+  // out[f] = x[f] * factor where words[f] is not below the threshold, else +0.
+  void (*drop)(T* out, const T* x, const uint32_t* words, int64_t size, uint32_t threshold, acc_t<T> factor);
+};
+
+template <typename A>
+struct ExpKernel {
+  void (*exp)(A* values, int64_t size);  // in place
+};
+
+template <typename To, typename From>
+struct CastKernel {
+  void (*cast)(To* out, const From* in, int64_t size);
+};
+
+struct Kernels : NeighborKernels<float, int32_t>,
+                 NeighborKernels<float, int64_t>,
+                 NeighborKernels<double, int32_t>,
+                 NeighborKernels<double, int64_t>,
+                 NeighborKernels<BFloat16, int32_t>,
+                 NeighborKernels<BFloat16, int64_t>,
+                 NeighborKernels<Half, int32_t>,
+                 NeighborKernels<Half, int64_t>,
+                 RowKernels<float>,
+                 RowKernels<double>,
+                 RowKernels<BFloat16>,
+                 RowKernels<Half>,
+                 ExpKernel<float>,
+                 ExpKernel<double>,
+                 CastKernel<float, BFloat16>,
+                 CastKernel<float, Half>,
+                 CastKernel<BFloat16, float>,
+                 CastKernel<BFloat16, Half>,
+                 CastKernel<Half, float>,
+                 CastKernel<Half, BFloat16> {};
+
+// The level that was chosen.
+extern const Kernels* const kernels;
+
+template <typename T, typename id_t>
+inline const NeighborKernels<T, id_t>& neighbor_kernels() {
+  return *kernels;
+}
+
+template <typename T>
+inline const RowKernels<T>& row_kernels() {
+  return *kernels;
+}
+
+template <typename To, typename From>
+inline const CastKernel<To, From>& cast_kernel() {
+  return *kernels;
+}
+
+template <typename A>
+inline void exp_all(A* values, int64_t size) {
+  static_cast<const ExpKernel<A>*>(kernels)->exp(values, size);
+}
+
+}  // namespace gnnsys
