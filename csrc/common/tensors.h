@@ -5,6 +5,7 @@
 #pragma once
 
 #include "common/check.h"
+#include "common/huge_pages.h"
 #include "common/out_of_memory.h"
 
 #include <algorithm>
@@ -51,14 +52,19 @@ Tensor new_tensor(const int64_t* sizes, size_t num_dims, ScalarType type, int32_
   return Tensor(made);
 }
 
+inline Tensor empty_cpu(const int64_t* sizes, size_t num_dims, ScalarType type) {
+  const Tensor made = new_tensor(sizes, num_dims, type, aoti_torch_device_type_cpu(), 0,
+                                 [](int64_t bytes) { throw OutOfHostMemory(bytes); });
+  ask_for_huge_pages(made.mutable_data_ptr(), made.numel() * static_cast<int64_t>(made.element_size()));
+  return made;
+}
+
 inline Tensor empty_cpu(const std::vector<int64_t>& shape, ScalarType type) {
-  return new_tensor(shape.data(), shape.size(), type, aoti_torch_device_type_cpu(), 0,
-                    [](int64_t bytes) { throw OutOfHostMemory(bytes); });
+  return empty_cpu(shape.data(), shape.size(), type);
 }
 
 inline Tensor empty_cpu(std::initializer_list<int64_t> shape, ScalarType type) {
-  return new_tensor(shape.begin(), shape.size(), type, aoti_torch_device_type_cpu(), 0,
-                    [](int64_t bytes) { throw OutOfHostMemory(bytes); });
+  return empty_cpu(shape.begin(), shape.size(), type);
 }
 
 inline Tensor zeros_cpu(std::initializer_list<int64_t> shape, ScalarType type) {

@@ -18,7 +18,11 @@ inline acc_t<T> dot(const T* a, const T* b, int64_t width) {
     }
   }
   vec_t<A, 16> part[4];
-  std::memcpy(part, sum, sizeof(part));
+  if constexpr (kBytes == 16) {  // in registers
+    std::copy_n(sum, 4, part);
+  } else {
+    std::memcpy(part, sum, sizeof(part));
+  }
   for (; f + kLanes<A, 16> <= width; f += kLanes<A, 16>) {
     part[0] += load<16>(a + f) * load<16>(b + f);
   }
