@@ -79,6 +79,7 @@ STABLE_TORCH_LIBRARY(gnnsys, m) {
 
   // Rows: cpu/rows.cpp
   m.def("gather_rows(Tensor src, Tensor index, ScalarType? dtype) -> Tensor");
+  m.def("read_rows(Tensor src, Tensor index) -> int");
   m.def("gather_rows_out(Tensor src, Tensor index, Tensor(a!) out) -> ()");
   m.def("scatter_rows(Tensor(a!) dst, Tensor index, Tensor src) -> ()");
 

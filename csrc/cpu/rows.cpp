@@ -1,4 +1,5 @@
-// gather_rows and scatter_rows: out[i] = src[index[i]] and dst[index[i]] = src[i], for rows of any shape and dtype.
+// gather_rows and scatter_rows: out[i] = src[index[i]] and dst[index[i]] = src[i], for rows of any shape and dtype; and
+// read_rows, which reads as gather_rows does and writes nothing.
 //
 // Work and bytes: one read and one write of every row moved, plus the indices.
 #include "common/id_range.h"
@@ -7,6 +8,7 @@
 #include "common/tensors.h"
 #include "cpu/row_copy.h"
 
+#include <atomic>
 #include <optional>
 #include <vector>
 
@@ -85,6 +87,38 @@ Tensor gather_rows(const Tensor& src, const Tensor& index, std::optional<ScalarT
   return out;
 }
 
+// All words of some rows, exclusively or'ed: what reading takes without writing, the limit of every gather.
+int64_t read_rows(const Tensor& src, const Tensor& index) {
+  check_rows(src, "src");
+  check_ids(index, "index");
+  check_id_range(index, src.size(0), "index");
+  const int64_t bytes = row_size(src) * static_cast<int64_t>(src.element_size());
+  constexpr auto kWord = static_cast<int64_t>(sizeof(uint64_t));
+  CHECK_ARG(bytes % kWord == 0, "rows of src must be a multiple of eight bytes, got ", bytes);
+  std::atomic<uint64_t> all{0};
+  dispatch_ids(index, [&](auto id) {
+    const auto* const ids = const_data<decltype(id)>(index);
+    const auto* const rows = const_data<char>(src);
+    const int64_t ahead = rows_ahead(bytes);
+    parallel_for(index.numel(), kBytesPerThread / std::max<int64_t>(bytes, 1), [&](int64_t begin, int64_t end) {
+      uint64_t found = 0;
+      for (int64_t i = begin; i < end; ++i) {
+        if (i + ahead < end) {
+          prefetch_read(rows + ids[i + ahead] * bytes, bytes, kPrefetchStride);
+        }
+        const char* const row = rows + ids[i] * bytes;
+        for (int64_t at = 0; at < bytes; at += kWord) {
+          uint64_t word;
+          std::memcpy(&word, row + at, sizeof(word));
+          found ^= word;
+        }
+      }
+      all ^= found;
+    });
+  });
+  return static_cast<int64_t>(all.load());
+}
+
 void scatter_rows(Tensor dst, const Tensor& index, const Tensor& src) {
   check_rows(dst, "dst");
   check_ids(index, "index");
@@ -108,6 +142,7 @@ void scatter_rows(Tensor dst, const Tensor& index, const Tensor& src) {
 STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) {
   REGISTER_OP(m, "gather_rows", &gather_rows);
   REGISTER_OP(m, "gather_rows_out", &gather_rows_out);
+  REGISTER_OP(m, "read_rows", &read_rows);
   REGISTER_OP(m, "scatter_rows", &scatter_rows);
 }
 

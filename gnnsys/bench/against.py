@@ -87,7 +87,7 @@ def compare(
 
 
 def _run(checkout: Path, arguments: Sequence[str]) -> dict[str, float]:
-    """Our figure of every case that ran, in a process that can only load the package of `checkout`."""
+    """Our figure of every case that ran, in a process that loads the package of `checkout`, or fails."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         program = (
@@ -96,7 +96,8 @@ def _run(checkout: Path, arguments: Sequence[str]) -> dict[str, float]:
             "sys.exit(main(sys.argv[1:]))"
         )
         command = [sys.executable, "-c", program, "bench", *arguments, "--json", str(report)]
-        environment = os.environ | {"PYTHONPATH": str(checkout)}
+        path = os.pathsep.join([str(checkout), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))])
+        environment = os.environ | {"PYTHONPATH": path}
         done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=_SECONDS)
         if done.returncode != 0 or not report.exists():
             words = " ".join(arguments)

@@ -61,7 +61,7 @@ from gnnsys.ops.raw import as_bytes
 from gnnsys.ops.relabel import IdTable, compact, compact_scratch
 from gnnsys.ops.relation_groups import RelationGroups, group_by_type, group_structures, owners_of, pairs_of
 from gnnsys.ops.relation_sums import Relation, relation_conv
-from gnnsys.ops.rows import gather_rows, scatter_rows
+from gnnsys.ops.rows import gather_rows, read_rows, scatter_rows
 from gnnsys.ops.sampling import Neighbors, find_edges, sample_neighbors, stream_key
 from gnnsys.ops.stitch import PartNeighbors, name_neighbors, stitch_neighbors
 from gnnsys.ops.store import (
@@ -168,6 +168,7 @@ __all__ = [
     "planted_labels",
     "random_permutation",
     "random_walks",
+    "read_rows",
     "read_table",
     "refine_cut",
     "refine_volume",

@@ -42,6 +42,11 @@ def gather_rows(src: Tensor, index: Tensor, out: Tensor | None = None, dtype: to
     return out
 
 
+def read_rows(src: Tensor, index: Tensor) -> int:
+    """Exclusive or of all 64-bit words of `src[index]`: reads as `gather_rows` does, and writes nothing. CPU only."""
+    return native.read_rows(src, index.contiguous())
+
+
 def scatter_rows(dst: Tensor, index: Tensor, src: Tensor) -> Tensor:
     """`dst[index] = src` in place, cast to dst's dtype; returns `dst`. Not differentiable.
 
@@ -65,6 +70,11 @@ def _(src: Tensor, index: Tensor, dtype: torch.dtype | None) -> Tensor:
 @torch.library.register_fake("gnnsys::gather_rows_out")
 def _(src: Tensor, index: Tensor, out: Tensor) -> None:
     return None
+
+
+@torch.library.register_fake("gnnsys::read_rows")
+def _(src: Tensor, index: Tensor) -> int:
+    return 0
 
 
 @torch.library.register_fake("gnnsys::scatter_rows")
@@ -111,7 +121,7 @@ def _(expected: Expected, dst: Tensor, index: Tensor, src: Tensor) -> int:
     return 8 * dst.shape[0]  # of every row who writes it last
 
 
-takes_outputs_only("gather_rows", "gather_rows_out", "scatter_rows", device_types=["cpu"])
+takes_outputs_only("gather_rows", "gather_rows_out", "read_rows", "scatter_rows", "simd_bytes", device_types=["cpu"])
 
 
 _gather_rows = differentiable("gather_rows", _backward, _save_for_backward)

@@ -183,6 +183,8 @@ def calls() -> dict[str, MeasuredCall]:
             2,
         ),
         "gather_rows": MeasuredCall((x64, ids, None), 2),
+        "read_rows": MeasuredCall((x64, ids), 2),
+        "simd_bytes": MeasuredCall((), 1),
         "gather_rows_out": MeasuredCall((x64, ids, torch.empty(EDGES, 64)), 2),
         "scatter_rows": MeasuredCall((torch.empty(NODES, 4), ids, torch.ones(EDGES, 4)), 2),
         "gather_cached": MeasuredCall(

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gnnsys.ops import gather_rows, scatter_rows
+from gnnsys.ops import gather_rows, read_rows, scatter_rows
 from gnnsys.ops._library import native
 from tests.support.grid import grid
 
@@ -33,6 +33,23 @@ def threads(request):
 def test_gather_equals_indexing(dtype, shape, index_dtype):
     src, index = table(50, shape, dtype), ids(333, 50, index_dtype)
     assert torch.equal(gather_rows(src, index), src[index.long()])
+
+
+@grid(index_dtype=[torch.int32, torch.int64], width=[2, 6, 100, 128])
+def test_reading_rows_sees_every_word_of_them(threads, width, index_dtype):
+    src, index = table(500, (width,), torch.float32), ids(3001, 500, index_dtype)
+    words = src[index.long()].view(torch.int64).flatten().tolist()
+    found = 0
+    for word in words:
+        found ^= word
+    assert read_rows(src, index) == found
+
+
+def test_rows_that_are_no_words_and_ids_out_of_range_are_not_read():
+    with pytest.raises(ValueError, match="a multiple of eight bytes, got 12"):
+        read_rows(torch.ones(4, 3), torch.arange(2))
+    with pytest.raises(ValueError, match="index"):
+        read_rows(torch.ones(4, 2), torch.tensor([4]))
 
 
 def test_gather_is_the_same_on_any_number_of_threads(threads):

@@ -68,6 +68,30 @@ def backward(work: Workload) -> Iterator[Case]:
             )
 
 
+def widths(work: Workload) -> Iterator[Case]:
+    """Rows of other widths, and of bfloat16."""
+    shapes = [(width, torch.float32) for width in (32, 100, 256)]
+    shapes += [(width, torch.bfloat16) for width in (32, 100, 128, 256)]
+    for width, dtype in shapes:
+        for direction, threads in (("forward", 1), ("forward", 2), ("backward", 1), ("backward", 2)):
+
+            def sides(
+                width: int = width, dtype: torch.dtype = dtype, direction: str = direction, threads: int = threads
+            ) -> dict[str, Side]:
+                x = work.rows(work.csc.num_src, width).to(dtype)
+                others = _others(work.csc, "sum")
+                del others[TORCH_INT64]
+                if dtype != torch.float32:
+                    del others[TORCH_INT32]  # torch multiplies no matrix of bfloat16 in this layout
+                bind = _bind if direction == "forward" else _gradient
+                return _sides(bind, _ours(work.csc, "sum"), others, x, threads)
+
+            name = f"spmm/{width} x {str(dtype)[6:]}/{direction}/{threads}t"
+            beside = ("dgl", TORCH_INT32) if dtype == torch.float32 else ("dgl",)
+            missing = peers.missing("dgl")
+            yield Case(name, milliseconds(), sides, (Versus(beside, 1.2),), repeats=3, missing=missing)
+
+
 def beside_scatter(work: Workload) -> Iterator[Case]:
     """Gather-then-scatter makes an E x d tensor, so this one runs on an eighth of the graph."""
     for direction in ("forward", "backward"):
@@ -187,4 +211,4 @@ def _compulsory_traffic(csc: CSC, x: Tensor) -> Callable[[], Tensor]:
     return lambda: target.copy_(source)
 
 
-BENCHMARKS = [forward, backward, beside_scatter, memory]
+BENCHMARKS = [forward, backward, widths, beside_scatter, memory]
