@@ -73,14 +73,10 @@ struct CopyBytes {
 #ifdef __SSE2__
 // Whole lines written past the cache: x86 would otherwise read every line of the output before writing it.
 struct CopyStream {
-  int64_t bytes;  // a multiple of 64; rows of the output start at multiples of 16
+  int64_t bytes;  // a multiple of 64; rows of the output start at multiples of a vector
   int64_t from_bytes() const { return bytes; }
   void operator()(char* to_rows, int64_t to, const char* from_rows, int64_t from) const {
-    char* const out = to_rows + to * bytes;
-    const char* const in = from_rows + from * bytes;
-    for (int64_t i = 0; i < bytes; i += 16) {
-      _mm_stream_si128(reinterpret_cast<__m128i*>(out + i), _mm_loadu_si128(reinterpret_cast<const __m128i*>(in + i)));
-    }
+    kernels->stream(to_rows + to * bytes, from_rows + from * bytes, bytes);
   }
 };
 #endif
@@ -126,7 +122,7 @@ void dispatch_copy(const Tensor& to, const char* to_name, const Tensor& from, co
     default:
 #ifdef __SSE2__
       if (bytes % kCacheLine == 0 && to.size(0) * bytes >= kStreamFrom &&
-          reinterpret_cast<uintptr_t>(to.mutable_data_ptr()) % 16 == 0) {
+          reinterpret_cast<uintptr_t>(to.mutable_data_ptr()) % static_cast<uintptr_t>(kernels->vector_bytes) == 0) {
         return body(CopyStream{bytes});
       }
 #endif

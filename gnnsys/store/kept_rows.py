@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gnnsys.ops import BufferPool
 
-_NUM_SLABS = 8  # about so many have all that is kept
+_NUM_SLABS = 16  # about so many have all that is kept
 
 
 class RowSlab:

@@ -1,4 +1,4 @@
-// Rows scaled, dropped, cast, and raised to powers of e. Part of level.h, once per level.
+// Rows scaled, dropped, cast, copied and raised to powers of e. Part of level.h, once per level.
 
 // Calls each(i) for the beginnings of whole vectors, and one(i) for what is left.
 template <int kStep, typename Each, typename One>
@@ -46,6 +46,23 @@ void cast(To* out, const From* in, int64_t size) {
   by_vectors<kLanes<float, kBytes>>(
       size, [=](int64_t i) { store<kBytes>(out + i, load<kBytes>(in + i)); },
       [=](int64_t i) { out[i] = static_cast<To>(static_cast<float>(in[i])); });
+}
+
+inline void stream(char* out, const char* in, int64_t bytes) {
+#if defined(__x86_64__)
+  for (int64_t i = 0; i < bytes; i += GNNSYS_VECTOR_BYTES) {
+#if GNNSYS_VECTOR_BYTES == 64
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(out + i), _mm512_loadu_si512(in + i));
+#elif GNNSYS_VECTOR_BYTES == 32
+    const __m256i part = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + i));
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(out + i), part);
+#else
+    _mm_stream_si128(reinterpret_cast<__m128i*>(out + i), _mm_loadu_si128(reinterpret_cast<const __m128i*>(in + i)));
+#endif
+  }
+#else
+  std::memcpy(out, in, static_cast<size_t>(bytes));
+#endif
 }
 
 // e^x = 2^n * e^r with n = round(x / ln 2) and |r| <= ln 2 / 2. ln 2 is split in two so that r keeps its last bits;

@@ -95,7 +95,11 @@ struct Kernels : NeighborKernels<float, int32_t>,
                  CastKernel<BFloat16, float>,
                  CastKernel<BFloat16, Half>,
                  CastKernel<Half, float>,
-                 CastKernel<Half, BFloat16> {};
+                 CastKernel<Half, BFloat16> {
+  // Copies a multiple of 64 bytes past the cache, to an address that is a multiple of vector_bytes (x86-64 alone).
+  void (*stream)(char* out, const char* in, int64_t bytes);
+  int64_t vector_bytes;
+};
 
 // The level that was chosen.
 extern const Kernels* const kernels;

@@ -43,6 +43,7 @@ extern const Kernels all_kernels = {
     {cast<float, BFloat16>},                  {cast<float, Half>},
     {cast<BFloat16, float>},                  {cast<BFloat16, Half>},
     {cast<Half, float>},                      {cast<Half, BFloat16>},
+    stream,                                   GNNSYS_VECTOR_BYTES,
 };
 
 }  // namespace GNNSYS_LEVEL
