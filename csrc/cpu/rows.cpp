@@ -87,7 +87,8 @@ Tensor gather_rows(const Tensor& src, const Tensor& index, std::optional<ScalarT
   return out;
 }
 
-// All words of some rows, exclusively or'ed: what reading takes without writing, the limit of every gather.
+// The first word of every 64 bytes of some rows, exclusively or'ed: what it takes to bring rows from memory and nothing
+// else, the limit of every gather.
 int64_t read_rows(const Tensor& src, const Tensor& index) {
   check_rows(src, "src");
   check_ids(index, "index");
@@ -104,10 +105,10 @@ int64_t read_rows(const Tensor& src, const Tensor& index) {
       uint64_t found = 0;
       for (int64_t i = begin; i < end; ++i) {
         if (i + ahead < end) {
-          prefetch_read(rows + ids[i + ahead] * bytes, bytes, kPrefetchStride);
+          prefetch_read(rows + ids[i + ahead] * bytes, bytes);
         }
         const char* const row = rows + ids[i] * bytes;
-        for (int64_t at = 0; at < bytes; at += kWord) {
+        for (int64_t at = 0; at < bytes; at += kCacheLine) {
           uint64_t word;
           std::memcpy(&word, row + at, sizeof(word));
           found ^= word;

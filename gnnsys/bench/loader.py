@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gnnsys.bench import peers
+from gnnsys.bench import parts_beside_memory, peers
 from gnnsys.bench.case import OURS, Benchmark, Case, Side, Versus, milliseconds, of_peer
 from gnnsys.bench.ops.peer_graphs import dgl_graph
 from gnnsys.bench.workload import Workload
@@ -114,7 +114,7 @@ def _epoch_case(work: Workload, hidden: int) -> Case:
     return Case(f"epoch/sage-{hidden}", milliseconds(), sides, versus, limit=DENSE, repeats=3, missing=missing)
 
 
-BENCHMARKS: list[Benchmark] = [sampling, sampling_threads, one_batch, epoch]
+BENCHMARKS: list[Benchmark] = [sampling, sampling_threads, one_batch, epoch, *parts_beside_memory.BENCHMARKS]
 
 
 # -- sampling ----------------------------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ def gather_rows(src: Tensor, index: Tensor, out: Tensor | None = None, dtype: to
 
 
 def read_rows(src: Tensor, index: Tensor) -> int:
-    """Exclusive or of all 64-bit words of `src[index]`: reads as `gather_rows` does, and writes nothing. CPU only."""
+    """Exclusive or of a word of every 64 bytes of `src[index]`: what bringing rows from memory takes. CPU only."""
     return native.read_rows(src, index.contiguous())
 
 
