@@ -12,7 +12,7 @@ import select
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from gnnsys.comm.job import Job
 from gnnsys.comm.keys import Gate, Keys
 from gnnsys.comm.kinds import Kind, kind_name
 from gnnsys.comm.liveness import Liveness
-from gnnsys.comm.request import Handlers
+from gnnsys.comm.request import Handlers, ShortHandler
 from gnnsys.comm.sockets import SharedSocket, WakeUp, bind, is_loopback, make_socket
 from gnnsys.comm.wire import Buffer, Header, Limits
 from gnnsys.comm.worker_threads import WorkerThreads
@@ -37,6 +37,8 @@ _DRAIN = 256  # messages that are read before replies are sent again
 _SWEEP_SECONDS = 1.0
 _KEPT_REPLIES = 4096
 _KEPT_BYTES = 4096  # a larger reply is made again rather than kept
+_SHORT_US = 1000  # what has less time left is not answered at once
+_SMALL_BYTES = 1 << 14  # of a request that the thread which reads may answer itself
 _CLOSE_SECONDS = 5.0
 _LINGER_MS = 1000
 
@@ -52,8 +54,10 @@ class Server:
 
     With `keys` only clients of the job are admitted; without, it binds to the loopback interface only. `is_reserved`:
     another process of this account holds its ports for it, by SO_REUSEPORT. Handlers of the kinds in `at_once` run in
-    the thread that reads, and so are answered when all workers are busy: they must take no time and no lock. libzmq
-    shares connections among `io_threads`, which encrypt and decrypt.
+    the thread that reads, and so are answered when all workers are busy: they must take no time and no lock.
+    A small request of a kind in `short` is answered by that thread too where none waits before it, as handing it over
+    takes longer: by what `short` has for it, or by its handler, which then returns an iterator that says whether it
+    `is_short`. libzmq shares connections among `io_threads`, which encrypt and decrypt.
 
     >>> with Server({Kind.PULL: lambda request: Reply(request.arrays)}) as server:
     ...     print(server.endpoints)
@@ -71,6 +75,7 @@ class Server:
         name: str = "server",
         is_reserved: bool = False,
         at_once: Sequence[int] = (),
+        short: Mapping[int, ShortHandler] | None = None,
         io_threads: int = 1,
     ) -> None:
         if Kind.PING in handlers:
@@ -84,6 +89,7 @@ class Server:
         self.liveness = Liveness()
         self._handlers = dict(handlers)
         self._at_once = frozenset(at_once)
+        self._short = dict(short or {})
         self._bind = tuple(bind)
         self._is_reserved = is_reserved
         self._keys = keys
@@ -213,8 +219,13 @@ class Server:
         kind = job.header.kind
         if kind in self._handlers:  # other numbers are made up by senders
             self._times.setdefault(kind, ServiceTimes()).add(job.queued_us, job.served_us)
-        if job.is_kept and job.num_chunks == 1 and wire.num_bytes(frames) <= _KEPT_BYTES:
-            self._kept[job.key] = (job.header, frames)
+        if job.is_kept and job.num_chunks == 1:
+            self._keep(job.key, job.header, frames)
+
+    def _keep(self, key: tuple[bytes, int], header: Header, frames: list[Buffer]) -> None:
+        """Keeps a reply for the case that it is lost, where it is small."""
+        if wire.num_bytes(frames) <= _KEPT_BYTES:
+            self._kept[key] = (header, frames)
             if len(self._kept) > _KEPT_REPLIES:
                 self._kept.popitem(last=False)
 
@@ -254,13 +265,20 @@ class Server:
             ready = poller.poll(0 if self._stop or router.hot else 1000 * _SWEEP_SECONDS)
             wake_up.sleeping = False
             self.liveness.look(time.monotonic())
-            if ready:
-                wake_up.clear()
+            is_told = False
+            for fd, _ in ready:
+                if fd == router.fd:
+                    is_told = True
+                elif fd == wake_up.fileno():
+                    wake_up.clear()
             if gate is not None:
                 gate.answer_all()
-            for frames in router.receive(_DRAIN, 1 + self._limits.max_frames):
+            for number in range(_DRAIN):
+                frames = router.receive(1 + self._limits.max_frames, is_routed=True, is_told=is_told and not number)
+                if frames is None:
+                    break
                 try:
-                    self._accept(frames[0].bytes, frames[1:])
+                    self._accept(frames[0], frames[1:], number == 0)
                 except Exception:  # whatever somebody sent, the others are served
                     self.note("not accepted")
                     _log.exception("%s goes on after a message it could not take", self._name)
@@ -277,7 +295,7 @@ class Server:
         self._wake_up.close()
         self._context.term()
 
-    def _accept(self, identity: bytes, frames: list[zmq.Frame]) -> None:
+    def _accept(self, identity: bytes, frames: list[zmq.Frame], is_first: bool) -> None:
         now = time.monotonic()
         front: Any = frames[0].buffer if frames else b""
         try:
@@ -288,6 +306,8 @@ class Server:
             return
         self.liveness.note(header.sender, header.incarnation, now)
         num_bytes = wire.num_bytes(frames)
+        if is_first and header.kind in self._short and self._answer_short(identity, header, frames, num_bytes, now):
+            return
         self._tally.received(header.sender, header.kind, num_bytes)
         if header.kind == Kind.PING:
             self._answer_ping(identity, header, frames)
@@ -307,8 +327,38 @@ class Server:
         elif self._may_enter(job, busy):
             if header.kind in self._at_once:
                 self._run(job)
+            elif is_first and num_bytes < _SMALL_BYTES and header.kind in self._short and not len(self._workers):
+                job.run(self._handlers, self._limits, only_short=True)  # nobody's turn is taken
             else:
                 self._workers.put(header.priority, job.client, job)
+
+    def _answer_short(
+        self, identity: bytes, header: Header, frames: list[zmq.Frame], num_bytes: int, now: float
+    ) -> bool:
+        """Answers a request at once, from its bytes, and does all that is counted for it; False where that is no way.
+
+        It is answered before another is read. So it takes nobody's turn, and nothing of its client's quota: one whose
+        client holds too much, whose time has passed, or that came before goes the ordinary way.
+        """
+        key = (identity, header.request_id)
+        if len(frames) != 1 or num_bytes >= _SMALL_BYTES or len(self._workers) or header.timeout_us < _SHORT_US:
+            return False
+        with self._lock:  # whoever has the reply and asks for counters waits until it is counted
+            if key in self._jobs or key in self._kept or not self._quotas.has_room(client_of(identity)):
+                return False
+            try:
+                reply = self._short[header.kind](header, frames[0].buffer)
+            except Exception:  # the handler says what is wrong
+                return False
+            if reply is None:
+                return False
+            served_us = int((time.monotonic() - now) * 1e6)
+            wire.put_header(reply.frames[0], wire.reply_header(header, served_us=served_us), reply.num_arrays)
+            self._send(identity, header, reply.frames)
+            self._tally.received(header.sender, header.kind, num_bytes)
+            self._times.setdefault(header.kind, ServiceTimes()).add(0, served_us)
+            self._keep(key, header, reply.frames)
+        return True
 
     def _may_enter(self, job: Job, busy: str | None) -> bool:
         kind = job.header.kind

@@ -1,8 +1,8 @@
 """How our ZeroMQ sockets are set up, and how threads share one.
 
 Handing a message to another thread costs more than sending it. So any thread sends, under the socket's lock, and one
-thread reads. The reader sleeps on the socket's descriptor. Where a sender's call took the news that something arrived,
-the sender wakes the reader.
+thread at a time reads. The reader sleeps on the socket's descriptor. Where a sender's call took the news that something
+arrived, the sender wakes the reader.
 A dead connection is noticed by the kernel (keep-alive, unacknowledged data): unlike ZMTP's own heartbeats that does not
 take a large message on a slow link for silence. Send queues of clients have no count limit: what a process may have in
 flight is bounded by its outstanding requests. A server's have one: a client that does not read loses what is beyond it.
@@ -156,7 +156,7 @@ class SharedSocket:
         self.fd: int = socket.fd  # readable when libzmq has news of any kind, once
         self.hot = True  # something may be there although the descriptor is silent
         self.lock = threading.RLock()
-        self._socket = socket
+        self._socket: Any = socket
         self._wake_up = wake_up
         self._closed = False
         self.is_cut = False
@@ -172,33 +172,45 @@ class SharedSocket:
                 raise zmq.Again() if self.is_cut else zmq.ZMQError(zmq.ENOTSOCK)
             for number, frame in enumerate(frames):
                 flags = _NOBLOCK | _MORE if number < last else _NOBLOCK
-                if isinstance(frame, bytes):
+                if isinstance(frame, (bytes, bytearray)):
                     Raw.send(socket, frame, flags)
                 else:
                     socket.send(frame, flags, copy=False)
             # Sending takes libzmq's news too: after that the descriptor is silent about them.
-            if not self.hot and socket.getsockopt(_EVENTS) & _IN:
+            if not self.hot and self._has_news():
                 self.hot = True
                 self._wake_up.wake()
 
-    def receive(self, max_messages: int, max_frames: int) -> list[list[zmq.Frame]]:
-        """What has arrived; of a message with too many frames, one more than allowed."""
-        messages: list[list[zmq.Frame]] = []
+    def _has_news(self) -> bool:
+        events: Any = Raw.get(self._socket, _EVENTS)
+        return bool(events & _IN)
+
+    def receive(self, max_frames: int, *, is_told: bool, is_routed: bool = False) -> list[Any] | None:
+        """The next message that has arrived: its frames; where it `is_routed`, the sender's name (bytes) before them.
+
+        Of a message with too many frames, one more than allowed. None where nothing is there, or it is closed. To ask
+        whether something is there costs as much as a message, and to be wrong five times that: `is_told` is where the
+        descriptor has just said so. Who has what it wants need not ask whether there is more: `hot` says so.
+        """
         with self.lock:
-            self.hot = True
-            while len(messages) < max_messages:
-                try:
-                    frame: Any = Raw.recv(self._socket, _NOBLOCK, copy=False)
-                except zmq.Again:
-                    self.hot = False
-                    break
-                frames = [frame]
-                while frame.more:
-                    frame = Raw.recv(self._socket, 0, copy=False)
-                    if len(frames) <= max_frames:
-                        frames.append(frame)
-                messages.append(frames)
-        return messages
+            if self._closed:
+                return None
+            self.hot = is_told or self._has_news()
+            if not self.hot:
+                return None
+            try:
+                first: Any = Raw.recv(self._socket, _NOBLOCK, copy=is_routed)
+            except zmq.Again:  # the descriptor had other news
+                self.hot = False
+                return None
+            frames = [first]
+            has_more = is_routed or first.more  # a name never comes alone
+            while has_more:
+                frame: Any = Raw.recv(self._socket, 0, copy=False)
+                if len(frames) <= max_frames:
+                    frames.append(frame)
+                has_more = frame.more
+        return frames
 
     def close(self, linger_ms: int) -> None:
         with self.lock:

@@ -40,6 +40,7 @@ UNKNOWN_KIND = 5
 BUSY = 6
 
 _HEADER = struct.Struct("<4sHHBBHQqiiQqqiIIIIIII")
+HEADER_BYTES = _HEADER.size
 _PREFIX = struct.Struct("<4sHHBBHQ")  # the same in every version, so that one can tell another what is wrong
 # of each array: its frames' memory (none: the first frame's), offset, dtype, shape and count
 Plan: TypeAlias = list[tuple[Any, int, torch.dtype, tuple[int, ...], int]]
@@ -244,6 +245,11 @@ def encode(header: Header, arrays: Sequence[Tensor], options: dict[str, Any] | N
     return [b"".join((front, kinds, _dims_struct(len(dims)).pack(*dims), text, *inside)), *frames]
 
 
+def put_header(front: bytearray, header: Header, num_arrays: int) -> None:
+    """Fills the room that was left for the header of a message which somebody else has encoded. It has no options."""
+    _HEADER.pack_into(front, 0, *header[:5], num_arrays, *header[6:])
+
+
 def reply_header(
     request: Header, *, status: int = OK, queued_us: int = 0, served_us: int = 0, chunk: int = 0, num_chunks: int = 1,
     flags: int = 0,
@@ -258,9 +264,9 @@ def reply_header(
 
 def with_timeout(front: Buffer, timeout_us: int) -> bytes:
     """The first frame of a request again, for sending it later with less time left."""
-    assert isinstance(front, bytes)
+    assert isinstance(front, (bytes, bytearray))
     header = Header._make(_HEADER.unpack_from(front))._replace(timeout_us=timeout_us)
-    return _HEADER.pack(*header) + front[_HEADER.size :]
+    return _HEADER.pack(*header) + bytes(front[_HEADER.size :])
 
 
 def read_header(front: bytes | memoryview, limits: Limits) -> Header:
@@ -284,8 +290,7 @@ def check_request(header: Header) -> None:
     """WireError unless a header can be a request's: no flags, and zero in the fields of replies."""
     if header.flags & REPLY:
         raise WireError("flags", "a reply where a request was expected")
-    of_replies = (header.status, header.queued_us, header.served_us, header.chunk, header.num_chunks)
-    if header.flags or any(of_replies):
+    if header.flags or header.status or header.queued_us or header.served_us or header.chunk or header.num_chunks:
         raise WireError(
             "flags", f"a request with flags {header.flags}, status {header.status} or other fields of replies"
         )
@@ -372,7 +377,10 @@ def locate_arrays(kinds: bytes, dims: tuple[int, ...], at: int, frames: Sequence
 
 def num_bytes(frames: Iterable[Buffer | zmq.Frame]) -> int:
     """Bytes of a message's frames, without libzmq's own."""
-    return sum(frame.nbytes if isinstance(frame, np.ndarray) else len(frame) for frame in frames)
+    total = 0
+    for frame in frames:
+        total += frame.nbytes if isinstance(frame, np.ndarray) else len(frame)
+    return total
 
 
 @lru_cache(maxsize=4096)

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from gnnsys.comm import Client, Kind, RemoteValueError, Reply, Request, ShardLost
+from gnnsys.comm import Client, Kind, Pending, RemoteValueError, Reply, Request, ShardLost
 from gnnsys.store.incarnation import forgotten
 from gnnsys.store.shard import Shard
 
@@ -104,6 +104,12 @@ class Machines:
             machine, kind, arrays, options, timeout=timeout, priority=priority, sequence=sequence, batch=batch,
             layer=layer, path=path, reply_bytes=reply_bytes,
         )  # fmt: skip
+
+    def ask_encoded(self, machine: int, kind: int, front: bytearray, num_arrays: int, **of_message: Any) -> Pending:
+        """As `ask`, of a machine that this process does not hold itself: see `Client.request_encoded`."""
+        if self._client is None:
+            raise ValueError(f"machine {machine} serves this, and this process was given no client to reach it with")
+        return self._client.request_encoded(machine, kind, front, num_arrays, **of_message)
 
 
 class AllMachines:

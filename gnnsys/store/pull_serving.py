@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from gnnsys.comm import Reply
-from gnnsys.ops import BufferPool
+from gnnsys.comm import CODE_OF, HEADER_BYTES, Header, Reply, ShortReply
+from gnnsys.ops import BufferPool, address_of, gather_bytes
 from gnnsys.store.message_plan import (
+    ASK_ROWS,
     CHUNK_BYTES,
+    IDS_AT,
     MAX_PIECES,
     NONE,
+    SMALL_BYTES,
+    SMALL_ROWS,
     WIRE_DTYPES,
     columns_from_wire,
     named_array,
@@ -20,6 +25,8 @@ from gnnsys.store.message_plan import (
 )
 from gnnsys.store.part_rows import PartRows
 from gnnsys.store.table import Table
+
+_INT32, _INT64 = CODE_OF[torch.int32], CODE_OF[torch.int64]
 
 
 class _Item:
@@ -37,10 +44,19 @@ class _Item:
         return out
 
 
-def pull_chunks(arrays: Sequence[Tensor], find: Callable[[int], Table], buffers: BufferPool) -> Iterator[Reply]:
+class PullChunks(Iterator[Reply]):
     """The rows a message asks for, piece by piece. What is wrong with the message is found before the first one."""
-    items = [_read_item(item, arrays, find) for item in read_plan(arrays, 5)]
-    return _chunks(items, buffers)
+
+    def __init__(self, arrays: Sequence[Tensor], find: Callable[[int], Table], buffers: BufferPool) -> None:
+        items = [_read_item(item, arrays, find) for item in read_plan(arrays, 5)]
+        self._chunks = _chunks(items, buffers)
+        self.is_short = (
+            sum(item.num_rows for item in items) <= SMALL_ROWS
+            and sum(item.num_rows * item.row_bytes for item in items) <= SMALL_BYTES
+        )
+
+    def __next__(self) -> Reply:
+        return next(self._chunks)
 
 
 def _chunks(items: Sequence[_Item], buffers: BufferPool) -> Iterator[Reply]:
@@ -86,3 +102,36 @@ def _read_item(item: Sequence[int], arrays: Sequence[Tensor], find: Callable[[in
     if read.row_bytes > max(CHUNK_BYTES, 8 * rows.spec.row_size):
         raise ValueError(f"a row of {read.row_bytes} bytes is asked for: {columns_at=} names columns again and again")
     return read
+
+
+def answer_small(header: Header, front: memoryview, tables: Mapping[int, Table]) -> ShortReply | None:
+    """The reply to a message that asks for few whole rows of one table; None for every other message."""
+    if header.num_arrays != 2 or header.num_option_bytes or len(front) <= IDS_AT:
+        return None
+    *kinds, num_items, width, count, number, part, ids_at, columns_at, dtype_at = ASK_ROWS.unpack_from(
+        front, HEADER_BYTES
+    )
+    if kinds == [_INT64, 2, _INT32, 1]:
+        id_bytes = 4
+    elif kinds == [_INT64, 2, _INT64, 1]:
+        id_bytes = 8
+    else:
+        return None
+    if (num_items, width, ids_at, columns_at, dtype_at) != (1, 5, 1, NONE, NONE) or count > SMALL_ROWS:
+        return None
+    table = tables.get(number)
+    rows = None if table is None else table.parts.get(part)
+    if rows is None or len(front) != IDS_AT + count * id_bytes or rows.dropped:
+        return None
+    form = rows.reply_format
+    if not 0 < count * form.row_bytes <= SMALL_BYTES:
+        return None
+    is_inline = form.is_inline(count)
+    ids = address_of(front) + IDS_AT
+    gathered = gather_bytes(rows.raw, ids, id_bytes, count, form.rows_at if is_inline else 0)
+    if gathered is None:
+        return None
+    if is_inline:
+        gathered[HEADER_BYTES : form.rows_at] = form.describe(count)
+        return ShortReply([gathered], 2)
+    return ShortReply([bytearray(HEADER_BYTES) + form.describe(count), np.frombuffer(gathered, np.uint8)], 2)
