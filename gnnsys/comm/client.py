@@ -199,7 +199,7 @@ class Client:
             self.lose(peer, link.end)
         socket = connection.socket
         if socket is not None and socket.hot and not socket.is_led:
-            self._read(link, connection, socket)  # what the last reader has left
+            self._read(link, connection, socket)
         if pending.deadline < self._next_deadline:
             self._next_deadline = pending.deadline
         if pending.deadline < self._wakes_at:

@@ -87,6 +87,13 @@ class LedSocket(SharedSocket):
         if has_left:
             self.leader_wake_up.close()
 
+    def _look_for_news(self) -> None:
+        # A leader leaves without asking whether there is more, so `hot` may be wrong: it is asked here instead, while
+        # the other end works. Where nobody leads, the sender reads what there is: to wake a thread would cost more.
+        self.hot = self._has_news()
+        if self.hot and self.is_led:
+            self._wake_up.wake()
+
     def _take_over(self) -> None:
         # A sender that finds something sets `hot` before it looks whom to wake; here it is the other way round.
         self.is_led = True

@@ -105,7 +105,7 @@ class Server:
         self._kept: OrderedDict[tuple[bytes, int], tuple[Header, list[Buffer]]] = OrderedDict()  # sent again if lost
         self._quotas = ClientQuotas(self._limits, self.resume)
         self._tally = Tally()
-        self._times: dict[int, ServiceTimes] = {}  # by kind
+        self._times = {kind: ServiceTimes() for kind in handlers}
         self._workers = WorkerThreads(threads, native_threads, self._run, f"{name}-work")
         self._thread = threading.Thread(target=self._main, name=f"gnnsys-{name}-io", daemon=True)
         self._stop = False
@@ -151,7 +151,7 @@ class Server:
             return {"kinds": kinds, "events": self._tally.events(), "limits": limits, **self._state()}
 
     def _state(self) -> dict[str, Any]:
-        times = {kind_name(kind): times.to_json() for kind, times in sorted(self._times.items())}
+        times = {kind_name(kind): times.to_json() for kind, times in sorted(self._times.items()) if times.replies}
         for of_kind in times.values():
             del of_kind["waited_us"]  # clients know it
         return {
@@ -218,7 +218,7 @@ class Server:
         self._quotas.leave(job.client, job.num_bytes, is_joint=job.header.kind == Kind.STEP)
         kind = job.header.kind
         if kind in self._handlers:  # other numbers are made up by senders
-            self._times.setdefault(kind, ServiceTimes()).add(job.queued_us, job.served_us)
+            self._times[kind].add(job.queued_us, job.served_us)
         if job.is_kept and job.num_chunks == 1:
             self._keep(job.key, job.header, frames)
 
@@ -356,7 +356,7 @@ class Server:
             wire.put_header(reply.frames[0], wire.reply_header(header, served_us=served_us), reply.num_arrays)
             self._send(identity, header, reply.frames)
             self._tally.received(header.sender, header.kind, num_bytes)
-            self._times.setdefault(header.kind, ServiceTimes()).add(0, served_us)
+            self._times[header.kind].add(0, served_us)
             self._keep(key, header, reply.frames)
         return True
 

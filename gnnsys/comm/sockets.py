@@ -176,10 +176,13 @@ class SharedSocket:
                     Raw.send(socket, frame, flags)
                 else:
                     socket.send(frame, flags, copy=False)
-            # Sending takes libzmq's news too: after that the descriptor is silent about them.
-            if not self.hot and self._has_news():
-                self.hot = True
-                self._wake_up.wake()
+            self._look_for_news()
+
+    def _look_for_news(self) -> None:
+        """Sending takes libzmq's news too: after that the descriptor is silent about them."""
+        if not self.hot and self._has_news():
+            self.hot = True
+            self._wake_up.wake()
 
     def _has_news(self) -> bool:
         events: Any = Raw.get(self._socket, _EVENTS)
