@@ -138,47 +138,47 @@ class Client:
         and path that this leaves out are the client's own, `context`. `reply_bytes` is how long the reply will be,
         where the caller knows that: lanes are chosen by it.
         """
-        header, timeout = self._header(
-            kind, timeout, priority=priority, path=path, batch=batch, layer=layer, sequence=sequence, loader=loader
-        )
-        return self._begin(peer, header, wire.encode(header, arrays, options, self._limits), timeout, reply_bytes)
-
-    def request_encoded(
-        self, peer: int, kind: int, front: bytearray, num_arrays: int, *, timeout: float | None = None,
-        priority: int | None = None, path: int | None = None, batch: int = -1, layer: int = -1, reply_bytes: int = 0,
-    ) -> Pending:  # fmt: skip
-        """As `request`, of a message that is encoded but for its header, for which there is room at its beginning."""
-        header, timeout = self._header(kind, timeout, priority=priority, path=path, batch=batch, layer=layer)
-        wire.put_header(front, header, num_arrays)
-        return self._begin(peer, header, [front], timeout, reply_bytes)
-
-    def _header(
-        self, kind: int, timeout: float | None, *, priority: int | None, path: int | None, batch: int, layer: int,
-        sequence: int = 0, loader: int = 0,
-    ) -> tuple[wire.Header, float]:  # fmt: skip
-        """The header of a request, and the seconds that it has."""
-        timeout = self._timeout if timeout is None else timeout
-        if not timeout > 0:
-            raise ValueError(f"timeout is {timeout}; it must be a positive number of seconds")
-        context = current_context()
+        timeout = self._checked(timeout)
+        request_id, context = next(self._ids), current_context()
         header = wire.make_header(
-            kind, next(self._ids), timeout_us=int(timeout * 1e6),
+            kind, request_id, timeout_us=int(timeout * 1e6),
             priority=first_given(priority, context.priority, self.context.priority), sender=self._sender,
             incarnation=self._incarnation, sequence=sequence,
             batch=context.batch if batch < 0 else batch, layer=layer, loader=loader or context.loader,
             path=first_given(path, context.path, self.context.path),
         )  # fmt: skip
-        return header, timeout
+        frames = wire.encode(header, arrays, options, self._limits)
+        return self._begin(peer, kind, request_id, frames, timeout, reply_bytes)
+
+    def request_encoded(
+        self, peer: int, kind: int, front: bytearray, num_arrays: int, reply_bytes: int, *, timeout: float | None,
+        priority: int | None, path: int | None, batch: int, layer: int,
+    ) -> Pending:  # fmt: skip
+        """As `request`, of a message that is encoded but for its header, for which there is room at its beginning."""
+        timeout = self._checked(timeout)
+        request_id, context = next(self._ids), current_context()
+        wire.put_request(
+            front, kind, num_arrays, request_id, int(timeout * 1e6),
+            first_given(priority, context.priority, self.context.priority), self._sender, self._incarnation,
+            context.batch if batch < 0 else batch, layer, first_given(path, context.path, self.context.path),
+            context.loader,
+        )  # fmt: skip
+        return self._begin(peer, kind, request_id, [front], timeout, reply_bytes)
+
+    def _checked(self, timeout: float | None) -> float:
+        timeout = self._timeout if timeout is None else timeout
+        if not timeout > 0:
+            raise ValueError(f"timeout is {timeout}; it must be a positive number of seconds")
+        return timeout
 
     def _begin(
-        self, peer: int, header: wire.Header, frames: list[wire.Buffer], timeout: float, reply_bytes: int
+        self, peer: int, kind: int, request_id: int, frames: list[wire.Buffer], timeout: float, reply_bytes: int
     ) -> Pending:
         if os.getpid() != self._pid:
             raise CommError(f"this client belongs to process {self._pid}: after a fork, make a new one in the child")
         link = self._links.get(peer)
         if link is None:
             raise ValueError(f"no peer {peer}; this client knows {sorted(self._links)}")
-        kind, request_id = header.kind, header.request_id
         connection = link.connection_for(kind)
         pending = Pending(
             peer, kind, request_id, connection, frames, timeout, self._limits, self, load=_REQUEST_LOAD + reply_bytes,

@@ -67,13 +67,19 @@ class Tally:
 
     def received(self, peer: int, kind: int, num_bytes: int) -> None:
         with self._lock:
-            for traffic in (_of(self._peers, peer), _of(self._kinds, kind)):
+            for traffic in self._both(peer, kind):
                 traffic.messages_in += 1
                 traffic.bytes_in += num_bytes
 
+    def _both(self, peer: int, kind: int) -> tuple[MessageCounts, MessageCounts]:
+        of_peer, of_kind = self._peers.get(peer), self._kinds.get(kind)
+        if of_peer is None or of_kind is None:
+            return _of(self._peers, peer), _of(self._kinds, kind)
+        return of_peer, of_kind
+
     def sent(self, peer: int, kind: int, num_bytes: int) -> None:
         with self._lock:
-            for traffic in (_of(self._peers, peer), _of(self._kinds, kind)):
+            for traffic in self._both(peer, kind):
                 traffic.messages_out += 1
                 traffic.bytes_out += num_bytes
 

@@ -11,6 +11,8 @@ flight is bounded by its outstanding requests. A server's have one: a client tha
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import importlib
 import ipaddress
 import os
 import socket as sockets
@@ -30,6 +32,22 @@ _HANDSHAKE_MS = 10_000  # a peer that connects and shows no key holds a descript
 _SEAL_BYTES = 256  # more than CURVE adds to a frame
 _BACKLOG = 100  # as ZeroMQ has it
 _MORE, _NOBLOCK, _EVENTS, _IN = int(zmq.SNDMORE), int(zmq.NOBLOCK), int(zmq.EVENTS), int(zmq.POLLIN)
+
+
+def _find_getsockopt() -> Any:
+    """libzmq's own, of the library that pyzmq has loaded: pyzmq's takes longer to find the option than to ask for it.
+
+    None where it cannot be called.
+    """
+    try:
+        found = ctypes.PyDLL(importlib.import_module("zmq.backend.cython._zmq").__file__).zmq_getsockopt
+    except (ImportError, OSError, AttributeError):
+        return None
+    found.argtypes, found.restype = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p], ctypes.c_int
+    return found
+
+
+_getsockopt = _find_getsockopt()
 
 
 def host_of(endpoint: str) -> str:
@@ -157,6 +175,9 @@ class SharedSocket:
         self.hot = True  # something may be there although the descriptor is silent
         self.lock = threading.RLock()
         self._socket: Any = socket
+        self._handle: int = socket.underlying
+        self._events, self._size = ctypes.c_int(), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
+        self._events_at, self._size_at = ctypes.addressof(self._events), ctypes.addressof(self._size)
         self._wake_up = wake_up
         self._closed = False
         self.is_cut = False
@@ -185,8 +206,11 @@ class SharedSocket:
             self._wake_up.wake()
 
     def _has_news(self) -> bool:
-        events: Any = Raw.get(self._socket, _EVENTS)
-        return bool(events & _IN)
+        """Whether a message is there. Call with the lock."""
+        if _getsockopt is None:
+            return bool(self._socket.getsockopt(_EVENTS) & _IN)
+        _getsockopt(self._handle, _EVENTS, self._events_at, self._size_at)
+        return bool(self._events.value & _IN)
 
     def receive(self, max_frames: int, *, is_told: bool, is_routed: bool = False) -> list[Any] | None:
         """The next message that has arrived: its frames; where it `is_routed`, the sender's name (bytes) before them.

@@ -250,6 +250,17 @@ def put_header(front: bytearray, header: Header, num_arrays: int) -> None:
     _HEADER.pack_into(front, 0, *header[:5], num_arrays, *header[6:])
 
 
+def put_request(
+    front: bytearray, kind: int, num_arrays: int, request_id: int, timeout_us: int, priority: int, sender: int,
+    incarnation: int, batch: int, layer: int, path: int, loader: int,
+) -> None:  # fmt: skip
+    """The same for a request, from its fields."""
+    _HEADER.pack_into(
+        front, 0, MAGIC, VERSION, kind, 0, OK, num_arrays, request_id, timeout_us, priority, sender, incarnation, 0,
+        batch, layer, path, loader, 0, 0, 0, 0, 0,
+    )  # fmt: skip
+
+
 def reply_header(
     request: Header, *, status: int = OK, queued_us: int = 0, served_us: int = 0, chunk: int = 0, num_chunks: int = 1,
     flags: int = 0,

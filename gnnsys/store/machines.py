@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from gnnsys.comm import Client, Kind, Pending, RemoteValueError, Reply, Request, ShardLost
+from gnnsys.comm import Client, Kind, RemoteValueError, Reply, Request, ShardLost
 from gnnsys.store.incarnation import forgotten
 from gnnsys.store.shard import Shard
 
@@ -105,11 +105,9 @@ class Machines:
             layer=layer, path=path, reply_bytes=reply_bytes,
         )  # fmt: skip
 
-    def ask_encoded(self, machine: int, kind: int, front: bytearray, num_arrays: int, **of_message: Any) -> Pending:
-        """As `ask`, of a machine that this process does not hold itself: see `Client.request_encoded`."""
-        if self._client is None:
-            raise ValueError(f"machine {machine} serves this, and this process was given no client to reach it with")
-        return self._client.request_encoded(machine, kind, front, num_arrays, **of_message)
+    def client_for(self, machine: int) -> Client | None:
+        """What reaches a machine by messages; None where this process holds its shard itself, or has no client."""
+        return None if self.holds(machine) else self._client
 
 
 class AllMachines:

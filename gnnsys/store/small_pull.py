@@ -72,6 +72,7 @@ class SmallTable:
         return (
             ids.is_cpu
             and ids.dtype in _ID_DTYPES
+            and ids.dim() == 1
             and ids.is_contiguous()
             and out.shape == (*ids.shape, *self.spec.row_shape)
             and out.dtype is self.spec.dtype
@@ -97,21 +98,21 @@ class SmallTable:
                 chosen = self._nearest[part]
                 if chosen.rows is not None:
                     near.append((chosen.rows, first, count))
-                elif chosen.machine in runs or machines.holds(chosen.machine):
+                elif chosen.machine in runs:
                     return None
                 else:
                     runs[chosen.machine] = (part, first, count)
                 first += count
-        if not runs:
+        clients = [machines.client_for(machine) for machine in runs]
+        if not clients or None in clients:
             return None
         asked = []
-        for machine, (part, first, count) in runs.items():
+        for client, (machine, (part, first, count)) in zip(clients, runs.items(), strict=True):
+            assert client is not None
             front = bytearray(self._fronts[part])
             _COUNT.pack_into(front, COUNT_AT, count)
             front += local if order is None else local[first * width : (first + count) * width]
-            answer = machines.ask_encoded(
-                machine, Kind.PULL, front, 2, reply_bytes=count * row_bytes, **start.of_messages
-            )
+            answer = client.request_encoded(machine, Kind.PULL, front, 2, count * row_bytes, **start.of_messages)
             asked.append(_Asked(answer, first, count))
         for rows, first, count in near:
             assert order is not None, "ids of two parts"

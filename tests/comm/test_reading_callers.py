@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from gnnsys.comm import Client, Closed, DeadlineExceeded, Kind, Reply, Request, Server
+from gnnsys.comm import Client, Closed, DeadlineExceeded, Kind, Reply, Request, Server, sockets
 from gnnsys.comm.led_socket import LedSocket
 from tests.comm.endpoints import DEADLINE, Proxy, joined, until
 
@@ -202,6 +202,12 @@ def test_replies_in_chunks_are_whole_whoever_reads_them():
             return [int(each.arrays[0][-1]) for each in client.request(0, Kind.PULL, (), {"chunks": chunks}).chunks()]
 
         assert list(threads.map(pull, range(40))) == [list(range(chunks)) for chunks in range(40)]
+
+
+def test_it_goes_without_a_call_into_libzmq(monkeypatch):
+    monkeypatch.setattr(sockets, "_getsockopt", None)
+    with joined({Kind.PULL: lambda request: Reply(options=request.options)}) as (_, client):
+        assert [name_in(ask(client, str(number))) for number in range(20)] == [str(number) for number in range(20)]
 
 
 def test_many_threads_that_send_and_wait_at_once_all_have_their_own_replies():

@@ -112,6 +112,8 @@ def test_an_id_out_of_range_is_refused_in_the_same_words(bad):
         c.add(table, random_rows(1000, 7))
         with pytest.raises(ValueError, match=r"table 'node/paper/x': ids must be in \[0, 1000\), got"):
             c.stores[0].pull([Pull(table.name, torch.tensor([500, bad]))])
+        with pytest.raises(ValueError, match=r"must be int32 or int64 \[n\]"):
+            c.stores[0].pull([Pull(table.name, torch.tensor([[500]]), torch.empty(1, 1, 7))])
         with pytest.raises(ValueError, match="out must be"):
             c.stores[0].pull([Pull(table.name, torch.tensor([500]), torch.empty(2, 7))])
 
