@@ -73,7 +73,7 @@ class LedSocket(SharedSocket):
 
     def check_leader(self) -> None:
         """For the client's thread, from time to time: takes the socket back from a leader that was cut off midway."""
-        if self.is_led and self._lead.acquire(blocking=False):
+        if self._wake_up is not self._thread_wake_up and self._lead.acquire(blocking=False):
             self._give_back()
             self._lead.release()
 
@@ -96,9 +96,9 @@ class LedSocket(SharedSocket):
 
     def _take_over(self) -> None:
         # A sender that finds something sets `hot` before it looks whom to wake; here it is the other way round.
-        self.is_led = True
         self._wake_up = self.leader_wake_up
         self._epoll.modify(self.fd, 0)
+        self.is_led = True
 
     def _give_back(self) -> None:
         self.is_led = False

@@ -78,8 +78,14 @@ def name_in(pending: Any) -> Any:
 
 
 def test_who_waits_takes_its_own_reply_and_those_of_others():
-    held = Held()
-    with Server({Kind.PULL: held}) as server, NotingClient({0: server.endpoints[0]}, sender=0, incarnation=1) as client:
+    held, seldom = Held(), {"resend_after": DEADLINE, "ping_interval": DEADLINE, "lost_after": 2 * DEADLINE}
+    with (
+        Server({Kind.PULL: held}) as server,
+        NotingClient({0: server.endpoints[0]}, sender=0, incarnation=1, **seldom) as client,
+    ):
+        opens = ask(client, "opens the connection")
+        held.answer("opens the connection")
+        until(opens.done)
         first, second, unawaited = ask(client, "first"), ask(client, "second"), ask(client, "nobody waits")
         leading = in_thread("leader", lambda: name_in(first))
         until(lambda: socket_of(client).is_led)

@@ -98,3 +98,7 @@ def test_wrong_arguments_are_errors():
         plain.split_ids(1, 2)
     with pytest.raises(TypeError):
         plain.place_bytes("1", 2, 3, 4, 5, 6)
+    with pytest.raises(ValueError, match="not below zero"):
+        plain.split_ids(0, 8, -1, 0, 1, 8)
+    with pytest.raises(MemoryError):
+        plain.split_ids(0, 8, 1 << 61, 0, 1, 8)

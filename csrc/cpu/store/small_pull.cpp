@@ -12,6 +12,7 @@
 #include <array>
 #include <chrono>
 #include <cstring>
+#include <exception>
 #include <vector>
 
 namespace gnnsys {
@@ -19,7 +20,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kShortPatience{1};
 
-// The arguments of a call, all of them whole numbers; False with a Python error where they are not.
+// The arguments of a call, all of them addresses and sizes; false with a Python error where they are not.
 template <size_t kCount>
 bool read_numbers(PyObject* const* args, Py_ssize_t num_args, std::array<int64_t, kCount>& out) {
   if (num_args != static_cast<Py_ssize_t>(kCount)) {
@@ -28,7 +29,10 @@ bool read_numbers(PyObject* const* args, Py_ssize_t num_args, std::array<int64_t
   }
   for (size_t i = 0; i < kCount; ++i) {
     out[i] = static_cast<int64_t>(PyLong_AsLongLong(args[i]));
-    if (out[i] == -1 && PyErr_Occurred() != nullptr) {
+    if (out[i] < 0) {
+      if (PyErr_Occurred() == nullptr) {
+        PyErr_SetString(PyExc_ValueError, "addresses and sizes are not below zero");
+      }
       return false;
     }
   }
@@ -68,7 +72,7 @@ void store_id(char* ids, int64_t id_bytes, int64_t i, int64_t id) {
 // split_ids(ids, id_bytes, size, bounds, num_parts, local_bytes) -> (counts, order, local), or None for an id out of
 // range: as bucket_ids, with `counts` a tuple, `order` (int64) and `local` bytearrays. Without order where all ids are
 // of one part.
-PyObject* split_ids(PyObject*, PyObject* const* args, Py_ssize_t num_args) {
+PyObject* split_ids(PyObject* const* args, Py_ssize_t num_args) {
   std::array<int64_t, 6> given;
   if (!read_numbers(args, num_args, given)) {
     return nullptr;
@@ -128,7 +132,7 @@ PyObject* split_ids(PyObject*, PyObject* const* args, Py_ssize_t num_args) {
 
 // gather_bytes(rows, num_rows, row_bytes, versions, ids, id_bytes, size, room) -> bytearray of `room` bytes, which the
 // caller fills, and the rows of the ids behind them; None for an id out of range, or a row that is being written.
-PyObject* gather_bytes(PyObject*, PyObject* const* args, Py_ssize_t num_args) {
+PyObject* gather_bytes(PyObject* const* args, Py_ssize_t num_args) {
   std::array<int64_t, 8> given;
   if (!read_numbers(args, num_args, given)) {
     return nullptr;
@@ -171,7 +175,7 @@ PyObject* gather_bytes(PyObject*, PyObject* const* args, Py_ssize_t num_args) {
 
 // place_bytes(from, size, row_bytes, order, out, num_out): row i goes to row order[i] of `out`, or to row i where order
 // is 0. True, or None for an order out of range.
-PyObject* place_bytes(PyObject*, PyObject* const* args, Py_ssize_t num_args) {
+PyObject* place_bytes(PyObject* const* args, Py_ssize_t num_args) {
   std::array<int64_t, 6> given;
   if (!read_numbers(args, num_args, given)) {
     return nullptr;
@@ -201,16 +205,29 @@ PyObject* place_bytes(PyObject*, PyObject* const* args, Py_ssize_t num_args) {
   return Py_True;
 }
 
-PyCFunction as_method(PyObject* (*function)(PyObject*, PyObject* const*, Py_ssize_t)) {
-  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
+using Function = PyObject*(PyObject* const* args, Py_ssize_t num_args);
+
+// Nothing is thrown into Python: what there is no memory for is a MemoryError.
+template <Function* kFunction>
+PyObject* guarded(PyObject*, PyObject* const* args, Py_ssize_t num_args) {
+  try {
+    return kFunction(args, num_args);
+  } catch (const std::exception&) {
+    return PyErr_NoMemory();
+  }
+}
+
+template <Function* kFunction>
+PyCFunction as_method() {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&guarded<kFunction>));
 }
 
 }  // namespace
 
 PyMethodDef kSmallPullMethods[] = {
-    {"split_ids", as_method(&split_ids), METH_FASTCALL, nullptr},
-    {"gather_bytes", as_method(&gather_bytes), METH_FASTCALL, nullptr},
-    {"place_bytes", as_method(&place_bytes), METH_FASTCALL, nullptr},
+    {"split_ids", as_method<&split_ids>(), METH_FASTCALL, nullptr},
+    {"gather_bytes", as_method<&gather_bytes>(), METH_FASTCALL, nullptr},
+    {"place_bytes", as_method<&place_bytes>(), METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 
