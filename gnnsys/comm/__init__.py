@@ -1,7 +1,7 @@
 """Messages between the processes of a job: what they look like, who answers them, and who may."""
 
 from gnnsys.comm.address import agree_on_address, endpoint, interface_of, is_loopback, resolve
-from gnnsys.comm.arrays import CODE_OF, DTYPE_OF, DTYPES, INLINE_BELOW, export_array
+from gnnsys.comm.arrays import CODE_OF, DTYPE_OF, DTYPES, FRAME_BYTES, INLINE_BELOW, export_array
 from gnnsys.comm.child_lifetime import close_in_forks, end_with_parent
 from gnnsys.comm.client import Client
 from gnnsys.comm.client_quotas import ClientQuotas
@@ -41,6 +41,7 @@ __all__ = [
     "CODE_OF",
     "DTYPES",
     "DTYPE_OF",
+    "FRAME_BYTES",
     "HEADER_BYTES",
     "INLINE_BELOW",
     "Accounts",

@@ -73,11 +73,8 @@ class Job:
         self.deadline = deadline
         self.is_kept = True  # its reply, where it is small: BUSY is for this time only
 
-    def run(self, handlers: Handlers, limits: Limits, *, only_short: bool = False) -> None:
-        """Runs the handler and sends what it answers, or goes on with that; an exception is an answer too.
-
-        With `only_short`, a reply in chunks that is not short is left to a worker.
-        """
+    def run(self, handlers: Handlers, limits: Limits) -> None:
+        """Runs the handler and sends what it answers, or goes on with that; an exception is an answer too."""
         if time.monotonic() > self.deadline:
             self.expire("its time had passed before work began" if self._chunks is None else self._too_slow())
             return
@@ -86,9 +83,7 @@ class Job:
         try:
             if self._chunks is None:
                 self._begin(handlers, limits)
-            if only_short and not getattr(self._chunks, "is_short", True):
-                self._outbound.resume(self)
-            elif self._chunks is not None:
+            if self._chunks is not None:
                 self._send_chunks(limits)
         except BaseException as error:
             self._chunks = None

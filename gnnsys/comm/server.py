@@ -56,8 +56,8 @@ class Server:
     another process of this account holds its ports for it, by SO_REUSEPORT. Handlers of the kinds in `at_once` run in
     the thread that reads, and so are answered when all workers are busy: they must take no time and no lock.
     A small request of a kind in `short` is answered by that thread too where none waits before it, as handing it over
-    takes longer: by what `short` has for it, or by its handler, which then returns an iterator that says whether it
-    `is_short`. libzmq shares connections among `io_threads`, which encrypt and decrypt.
+    takes longer: by what `short` has for it, which says None where the handler must do it. libzmq shares connections
+    among `io_threads`, which encrypt and decrypt.
 
     >>> with Server({Kind.PULL: lambda request: Reply(request.arrays)}) as server:
     ...     print(server.endpoints)
@@ -327,8 +327,6 @@ class Server:
         elif self._may_enter(job, busy):
             if header.kind in self._at_once:
                 self._run(job)
-            elif is_first and num_bytes < _SMALL_BYTES and header.kind in self._short and not len(self._workers):
-                job.run(self._handlers, self._limits, only_short=True)  # nobody's turn is taken
             else:
                 self._workers.put(header.priority, job.client, job)
 

@@ -16,7 +16,7 @@ from gnnsys.store.memory_budget import MemoryBudget, MemoryPromise, MemoryUse
 from gnnsys.store.message_plan import CHUNK_BYTES
 from gnnsys.store.optim import RowWiseAdagrad, SparseAdagrad, SparseAdam, SparseOptimizer, SparseSGD
 from gnnsys.store.pull import PendingPull, Pull
-from gnnsys.store.pull_serving import PullChunks
+from gnnsys.store.pull_serving import pull_chunks
 from gnnsys.store.push import PendingPush
 from gnnsys.store.registered_files import RegisteredFiles
 from gnnsys.store.saved import load_part, part_folder
@@ -70,7 +70,6 @@ __all__ = [
     "Place",
     "Policy",
     "Pull",
-    "PullChunks",
     "ReadContext",
     "RegisteredFiles",
     "RowBuffers",
@@ -102,6 +101,7 @@ __all__ = [
     "nearest",
     "node_table",
     "part_folder",
+    "pull_chunks",
     "put_rows",
     "read_rows",
     "remote_rows",

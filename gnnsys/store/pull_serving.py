@@ -44,19 +44,10 @@ class _Item:
         return out
 
 
-class PullChunks(Iterator[Reply]):
+def pull_chunks(arrays: Sequence[Tensor], find: Callable[[int], Table], buffers: BufferPool) -> Iterator[Reply]:
     """The rows a message asks for, piece by piece. What is wrong with the message is found before the first one."""
-
-    def __init__(self, arrays: Sequence[Tensor], find: Callable[[int], Table], buffers: BufferPool) -> None:
-        items = [_read_item(item, arrays, find) for item in read_plan(arrays, 5)]
-        self._chunks = _chunks(items, buffers)
-        self.is_short = (
-            sum(item.num_rows for item in items) <= SMALL_ROWS
-            and sum(item.num_rows * item.row_bytes for item in items) <= SMALL_BYTES
-        )
-
-    def __next__(self) -> Reply:
-        return next(self._chunks)
+    items = [_read_item(item, arrays, find) for item in read_plan(arrays, 5)]
+    return _chunks(items, buffers)
 
 
 def _chunks(items: Sequence[_Item], buffers: BufferPool) -> Iterator[Reply]:

@@ -23,7 +23,7 @@ from gnnsys.store.describe import bounds_in, contribution_in, described, filler,
 from gnnsys.store.incarnation import Life
 from gnnsys.store.message_plan import PUSH_MODES, named_array, read_plan, unknown_table
 from gnnsys.store.part_rows import PartRows
-from gnnsys.store.pull_serving import PullChunks, answer_small
+from gnnsys.store.pull_serving import answer_small, pull_chunks
 from gnnsys.store.push_order import PushOrder
 from gnnsys.store.rounds import Deadlines
 from gnnsys.store.row_optimizers import STATES, state_row_shape
@@ -226,7 +226,7 @@ class Shard:
         }
 
     def _pull(self, request: Request) -> Iterator[Reply]:
-        return PullChunks(request.arrays, self._by_number, self._buffers)
+        return pull_chunks(request.arrays, self._by_number, self._buffers)
 
     def answer_small(self, header: Header, front: memoryview) -> ShortReply | None:
         """Answers a pull of few rows from the bytes of its message; None where the handler is to do it."""

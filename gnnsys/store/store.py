@@ -366,6 +366,7 @@ class Store:
             for name in [name for name in self._specs if name not in self._rows]:
                 self._forget(name)
             self._candidates.clear()
+            self._small_tables.clear()
         if self._local is not None:
             self._local.close()
 
@@ -409,6 +410,7 @@ class Store:
         with self._lock:
             for known in (name, *state_names(name)):
                 self._candidates.pop(known, None)
+                self._small_tables.pop(known, None)
                 if known not in self._rows:  # rows that this process was given stay: nobody drops them
                     spec = self._specs.pop(known, None)
                     if spec is not None:

@@ -15,7 +15,7 @@ import zmq
 
 from gnnsys.comm import DTYPE_OF, INLINE_BELOW, Accounts, Kind, Limits, Turns, export_array, wire
 from gnnsys.ops import BufferPool, gather_rows
-from gnnsys.store import CHUNK_BYTES, PullChunks, Shard, TableSpec
+from gnnsys.store import CHUNK_BYTES, Shard, TableSpec, pull_chunks
 
 Call = Callable[[], object]
 Described = tuple[bytes, tuple[int, ...], int]  # descriptors, dimensions, where arrays of the first frame begin
@@ -70,7 +70,7 @@ def checked(traffic: PullMessages) -> Call:
         turns.put(header.priority, _CLIENT, header)
         turns.take()
         wire.locate_arrays(*request_described, request, limits)
-        PullChunks([plan, ids], lambda number: table, buffers)
+        pull_chunks([plan, ids], lambda number: table, buffers)
         gather_rows(narrow, ids, nothing)  # rows of no size: it looks at the ids, and that is all
         for _ in range(traffic.num_chunks):
             sent = traffic.buffer.view()
