@@ -345,13 +345,14 @@ class Server:
             if key in self._jobs or key in self._kept or not self._quotas.has_room(client_of(identity)):
                 return False
             try:
-                reply = self._short[header.kind](header, frames[0].buffer)
+                front = frames[0].buffer
+                reply = self._short[header.kind](header, front)
             except Exception:  # the handler says what is wrong
                 return False
             if reply is None:
                 return False
             served_us = int((time.monotonic() - now) * 1e6)
-            wire.put_header(reply.frames[0], wire.reply_header(header, served_us=served_us), reply.num_arrays)
+            wire.put_reply(reply.frames[0], front, served_us, reply.num_arrays)
             self._send(identity, header, reply.frames)
             self._tally.received(header.sender, header.kind, num_bytes)
             self._times[header.kind].add(0, served_us)

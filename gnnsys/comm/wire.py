@@ -42,6 +42,8 @@ BUSY = 6
 _HEADER = struct.Struct("<4sHHBBHQqiiQqqiIIIIIII")
 HEADER_BYTES = _HEADER.size
 _PREFIX = struct.Struct("<4sHHBBHQ")  # the same in every version, so that one can tell another what is wrong
+# Parts of a header: flags, status, num_arrays; timeout_us; from queued_us on.
+_OF_MESSAGE, _TIMEOUT, _OF_REPLY = struct.Struct("<BBH"), struct.Struct("<q"), struct.Struct("<5I")
 # of each array: its frames' memory (none: the first frame's), offset, dtype, shape and count
 Plan: TypeAlias = list[tuple[Any, int, torch.dtype, tuple[int, ...], int]]
 _MAX_US = (1 << 32) - 1  # over an hour, which is as long as a server keeps a request
@@ -248,6 +250,14 @@ def encode(header: Header, arrays: Sequence[Tensor], options: dict[str, Any] | N
 def put_header(front: bytearray, header: Header, num_arrays: int) -> None:
     """Fills the room that was left for the header of a message which somebody else has encoded. It has no options."""
     _HEADER.pack_into(front, 0, *header[:5], num_arrays, *header[6:])
+
+
+def put_reply(front: bytearray, request: memoryview, served_us: int, num_arrays: int) -> None:
+    """The same for a reply of one message: the header of the request, but for what tells a reply apart."""
+    front[:HEADER_BYTES] = request[:HEADER_BYTES]
+    _OF_MESSAGE.pack_into(front, _PREFIX.size - 12, REPLY, OK, num_arrays)
+    _TIMEOUT.pack_into(front, _PREFIX.size, 0)
+    _OF_REPLY.pack_into(front, HEADER_BYTES - _OF_REPLY.size, 0, min(served_us, _MAX_US), 0, 1, 0)
 
 
 def put_request(

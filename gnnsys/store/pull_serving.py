@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -11,7 +12,6 @@ from torch import Tensor
 from gnnsys.comm import CODE_OF, HEADER_BYTES, Header, Reply, ShortReply
 from gnnsys.ops import BufferPool, address_of, gather_bytes
 from gnnsys.store.message_plan import (
-    ASK_ROWS,
     CHUNK_BYTES,
     IDS_AT,
     MAX_PIECES,
@@ -26,7 +26,11 @@ from gnnsys.store.message_plan import (
 from gnnsys.store.part_rows import PartRows
 from gnnsys.store.table import Table
 
-_INT32, _INT64 = CODE_OF[torch.int32], CODE_OF[torch.int64]
+_ASKED = struct.Struct("<4s3q5q")  # as ASK_ROWS
+_ID_BYTES = {
+    bytes([CODE_OF[torch.int64], 2, CODE_OF[dtype], 1]): dtype.itemsize for dtype in (torch.int32, torch.int64)
+}
+_WHOLE_ROWS = [1, NONE, NONE]  # of array 1, all columns, as they are
 
 
 class _Item:
@@ -99,16 +103,9 @@ def answer_small(header: Header, front: memoryview, tables: Mapping[int, Table])
     """The reply to a message that asks for few whole rows of one table; None for every other message."""
     if header.num_arrays != 2 or header.num_option_bytes or len(front) <= IDS_AT:
         return None
-    *kinds, num_items, width, count, number, part, ids_at, columns_at, dtype_at = ASK_ROWS.unpack_from(
-        front, HEADER_BYTES
-    )
-    if kinds == [_INT64, 2, _INT32, 1]:
-        id_bytes = 4
-    elif kinds == [_INT64, 2, _INT64, 1]:
-        id_bytes = 8
-    else:
-        return None
-    if (num_items, width, ids_at, columns_at, dtype_at) != (1, 5, 1, NONE, NONE) or count > SMALL_ROWS:
+    kinds, num_items, width, count, number, part, *rest = _ASKED.unpack_from(front, HEADER_BYTES)
+    id_bytes = _ID_BYTES.get(kinds)
+    if id_bytes is None or num_items != 1 or width != 5 or rest != _WHOLE_ROWS or count > SMALL_ROWS:
         return None
     table = tables.get(number)
     rows = None if table is None else table.parts.get(part)
