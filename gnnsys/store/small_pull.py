@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnsys.comm import CODE_OF, HEADER_BYTES, Kind, Pending, RemoteValueError
+from gnnsys.comm import CODE_OF, HEADER_BYTES, Client, Kind, Pending, RemoteValueError
 from gnnsys.ops import address_of, place_bytes, split_ids
 from gnnsys.store.candidates import Candidate
 from gnnsys.store.machines import Machines
 from gnnsys.store.message_plan import ASK_ROWS, COUNT_AT, NONE, SMALL_BYTES, SMALL_ROWS, RowFormat
-from gnnsys.store.part_rows import Outdated
+from gnnsys.store.part_rows import Outdated, PartRows
 from gnnsys.store.pull import PendingPull, Pull, PullMessage, Refused, Target
 from gnnsys.store.spec import TableSpec
 
@@ -50,22 +50,31 @@ class _Asked(NamedTuple):
     num_rows: int
 
 
+class _Route(NamedTuple):
+    """Where rows of one part come from: `rows` at hand, or `client` asks `machine` by a message that begins so."""
+
+    rows: PartRows | None
+    client: Client | None
+    machine: int
+    front: bytes
+
+
 class SmallTable:
     """What small pulls of one table have in common, for as long as its candidates stay."""
 
-    def __init__(self, spec: TableSpec, candidates: Sequence[Sequence[Candidate]]) -> None:
+    def __init__(self, spec: TableSpec, candidates: Sequence[Sequence[Candidate]], machines: Machines) -> None:
         self.spec, self.candidates = spec, candidates
         self.form = RowFormat(spec)
         self.max_rows = min(SMALL_ROWS, SMALL_BYTES // max(1, self.form.row_bytes))
         self.at_hand = [of_part[0].rows for of_part in candidates if of_part[0].rows is not None]
-        self._nearest = [of_part[0] for of_part in candidates]
-        self._bounds = spec.bounds_tensor
+        self._bounds, self._row_shape, self._dtype = spec.bounds_tensor, spec.row_shape, spec.dtype
         self._local_dtype = torch.int32 if spec.narrow else torch.int64
-        code, plan = CODE_OF[self._local_dtype], (1, NONE, NONE)  # its rows are array 1, all columns, as they are
-        self._fronts = [
-            bytes(HEADER_BYTES) + ASK_ROWS.pack(CODE_OF[torch.int64], 2, code, 1, 1, 5, 0, spec.number, part, *plan)
-            for part in range(spec.num_parts)
-        ]
+        code, plan = CODE_OF[self._local_dtype], (1, NONE, NONE)  # of array 1, all columns, as they are
+        self._routes = []
+        for part, (nearest, *_) in enumerate(candidates):
+            front = bytes(HEADER_BYTES)
+            front += ASK_ROWS.pack(CODE_OF[torch.int64], 2, code, 1, 1, 5, 0, spec.number, part, *plan)
+            self._routes.append(_Route(nearest.rows, machines.client_for(nearest.machine), nearest.machine, front))
 
     def fits(self, ids: Tensor, out: Tensor) -> bool:
         """Whether these can be read and written as they lie in memory."""
@@ -74,14 +83,14 @@ class SmallTable:
             and ids.dtype in _ID_DTYPES
             and ids.dim() == 1
             and ids.is_contiguous()
-            and out.shape == (*ids.shape, *self.spec.row_shape)
-            and out.dtype is self.spec.dtype
+            and out.shape == (*ids.shape, *self._row_shape)
+            and out.dtype is self._dtype
             and out.is_cpu
             and out.is_contiguous()
             and not out.requires_grad
         )
 
-    def begin(self, ids: Tensor, out: Tensor, machines: Machines, start: StartPull) -> SmallPull | None:
+    def begin(self, ids: Tensor, out: Tensor, start: StartPull) -> SmallPull | None:
         """Asks for rows of other machines, then reads those at hand; None where the ordinary way is to do it.
 
         `start` is called in the end where the table turns out to be another by now.
@@ -91,28 +100,26 @@ class SmallTable:
         if split is None:
             return None
         counts, order, local = split
-        runs: dict[int, tuple[int, int, int]] = {}  # by machine: part, first, count
+        away: dict[int, tuple[_Route, int, int]] = {}  # by machine: the route, the first row, how many
         near, first = [], 0
-        for part, count in enumerate(counts):
+        for route, count in zip(self._routes, counts, strict=True):
             if count:
-                chosen = self._nearest[part]
-                if chosen.rows is not None:
-                    near.append((chosen.rows, first, count))
-                elif chosen.machine in runs:
+                if route.rows is not None:
+                    near.append((route.rows, first, count))
+                elif route.client is None or route.machine in away:
                     return None
                 else:
-                    runs[chosen.machine] = (part, first, count)
+                    away[route.machine] = (route, first, count)
                 first += count
-        clients = [machines.client_for(machine) for machine in runs]
-        if not clients or None in clients:
+        if not away:
             return None
         asked = []
-        for client, (machine, (part, first, count)) in zip(clients, runs.items(), strict=True):
-            assert client is not None
-            front = bytearray(self._fronts[part])
+        for machine, (route, first, count) in away.items():
+            assert route.client is not None
+            front = bytearray(route.front)
             _COUNT.pack_into(front, COUNT_AT, count)
             front += local if order is None else local[first * width : (first + count) * width]
-            answer = client.request_encoded(machine, Kind.PULL, front, 2, count * row_bytes, **start.of_messages)
+            answer = route.client.request_encoded(machine, Kind.PULL, front, 2, count * row_bytes, **start.of_messages)
             asked.append(_Asked(answer, first, count))
         for rows, first, count in near:
             assert order is not None, "ids of two parts"
@@ -133,7 +140,7 @@ class SmallPull(PendingPull):
         self.bytes_remote = self.bytes_left_out = self.rows_remote = 0
         for each in asked:
             self.rows_remote += each.num_rows
-        self.bytes_local = out.nbytes - self.rows_remote * table.form.row_bytes
+        self.bytes_local = (ids.numel() - self.rows_remote) * table.form.row_bytes
 
     def done(self) -> bool:
         return all(each.answer.done() for each in self._asked)

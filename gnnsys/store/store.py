@@ -302,7 +302,7 @@ class Store:
             if ids.numel() > SMALL_ROWS:
                 return None
             self._outbox.wait(name)
-            table = self._small_tables[name] = SmallTable(*self._known(name))
+            table = self._small_tables[name] = SmallTable(*self._known(name), self._machines)
         if (
             ids.numel() > table.max_rows
             or not (pull.columns is pull.wire_dtype is pull.at is pull.policy is None)
@@ -315,7 +315,7 @@ class Store:
             out = torch.empty((ids.numel(), *table.spec.row_shape), dtype=table.spec.dtype, device="cpu")
         if not table.fits(ids, out):
             return None
-        return table.begin(ids, out, self._machines, start)
+        return table.begin(ids, out, start)
 
     # Writing
 
