@@ -313,7 +313,7 @@ class Client:
                 self._show_life(now)
 
     def _read(
-        self, link: Link, connection: Connection, socket: LedSocket, is_enough: Callable[[], bool] | None = None,
+        self, link: Link, connection: Connection, socket: LedSocket, is_enough: Callable[[], int] | None = None,
         is_told: bool = False,
     ) -> None:  # fmt: skip
         """Takes what has come on a connection, or as much as `is_enough`: in any thread. See `SharedSocket.receive`."""
@@ -336,8 +336,8 @@ class Client:
         socket = connection.socket
         if socket is not None and not self._stop and threading.current_thread() is not self._thread:
             pending.wake_up = socket.leader_wake_up
-            has_arrivals = pending.has_arrivals
-            socket.lead(has_arrivals, until, partial(self._read, link, connection, socket, has_arrivals))
+            arrivals = pending.count_arrivals
+            socket.lead(arrivals, until, partial(self._read, link, connection, socket, arrivals))
             if socket.hot and connection.awaits_others(pending):  # what else has come, nobody may have been told of
                 self._wake_up.wake()
 

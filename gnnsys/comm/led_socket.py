@@ -38,7 +38,7 @@ class LedSocket(SharedSocket):
             self._poller.register(fd, select.POLLIN)
         epoll.register(self.fd, select.EPOLLIN)
 
-    def lead(self, is_there: Callable[[], bool], until: float, read: Callable[[bool], None]) -> None:
+    def lead(self, is_there: Callable[[], int], until: float, read: Callable[[bool], None]) -> None:
         """Calls `read(is_told)` in this thread whenever something comes, until `is_there()` or the time `until`.
 
         Returns at once where another caller leads, and early where the socket is about to be closed. Whoever makes

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
@@ -89,9 +89,10 @@ class Pending:
         """Whether the whole reply, or an error, has arrived."""
         return self._complete
 
-    def has_arrivals(self) -> bool:
-        """Whether something is there to be taken out."""
-        return not self._arrivals.empty()
+    @property
+    def count_arrivals(self) -> Callable[[], int]:
+        """Counts what is there to be taken out."""
+        return self._arrivals.qsize
 
     def result(self, timeout: float | None = None) -> Message:
         """The reply. Waits until the request's deadline, or for `timeout` seconds if that is sooner (TimeoutError)."""

@@ -220,17 +220,19 @@ class Server:
         if kind in self._handlers:  # other numbers are made up by senders
             self._times[kind].add(job.queued_us, job.served_us)
         if job.is_kept and job.num_chunks == 1:
-            self._keep(job.key, job.header, frames)
+            self._keep(job.key, job.header, frames, wire.num_bytes(frames))
 
-    def _keep(self, key: tuple[bytes, int], header: Header, frames: list[Buffer]) -> None:
+    def _keep(self, key: tuple[bytes, int], header: Header, frames: list[Buffer], num_bytes: int) -> None:
         """Keeps a reply for the case that it is lost, where it is small."""
-        if wire.num_bytes(frames) <= _KEPT_BYTES:
+        if num_bytes <= _KEPT_BYTES:
             self._kept[key] = (header, frames)
             if len(self._kept) > _KEPT_REPLIES:
                 self._kept.popitem(last=False)
 
-    def _send(self, identity: bytes, header: Header, frames: list[Buffer]) -> None:
+    def _send(self, identity: bytes, header: Header, frames: list[Buffer]) -> int:
+        """Sends a message, where its receiver can be reached; returns its bytes."""
         assert self._router is not None
+        num_bytes = wire.num_bytes(frames)
         try:
             self._router.send((identity, *frames))
         except zmq.Again:
@@ -238,7 +240,8 @@ class Server:
         except zmq.ZMQError:
             self.note("unreachable")  # it has gone, or is about to reconnect and will ask again
         else:
-            self._tally.sent(header.sender, header.kind, wire.num_bytes(frames))
+            self._tally.sent(header.sender, header.kind, num_bytes)
+        return num_bytes
 
     # The thread that reads
 
@@ -353,10 +356,10 @@ class Server:
                 return False
             served_us = int((time.monotonic() - now) * 1e6)
             wire.put_reply(reply.frames[0], front, served_us, reply.num_arrays)
-            self._send(identity, header, reply.frames)
+            sent_bytes = self._send(identity, header, reply.frames)
             self._tally.received(header.sender, header.kind, num_bytes)
             self._times[header.kind].add(0, served_us)
-            self._keep(key, header, reply.frames)
+            self._keep(key, header, reply.frames, sent_bytes)
         return True
 
     def _may_enter(self, job: Job, busy: str | None) -> bool:
