@@ -4,9 +4,12 @@
 
 #include <Python.h>
 
-// The library registers its ops when it is loaded; the module itself is empty.
+#include "cpu/store/small_pull.h"
+
+// The library registers its ops when it is loaded; the module itself has what is called without torch.
 extern "C" __attribute__((visibility("default"))) PyObject* PyInit__C(void) {
-  static PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
+  static PyModuleDef module = {
+      PyModuleDef_HEAD_INIT, "_C", nullptr, -1, gnnsys::kSmallPullMethods, nullptr, nullptr, nullptr, nullptr};
   return PyModule_Create(&module);
 }
 

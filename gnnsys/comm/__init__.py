@@ -1,7 +1,7 @@
 """Messages between the processes of a job: what they look like, who answers them, and who may."""
 
 from gnnsys.comm.address import agree_on_address, endpoint, interface_of, is_loopback, resolve
-from gnnsys.comm.arrays import DTYPE_OF, DTYPES, INLINE_BELOW, export_array
+from gnnsys.comm.arrays import CODE_OF, DTYPE_OF, DTYPES, FRAME_BYTES, INLINE_BELOW, export_array
 from gnnsys.comm.child_lifetime import close_in_forks, end_with_parent
 from gnnsys.comm.client import Client
 from gnnsys.comm.client_quotas import ClientQuotas
@@ -27,9 +27,9 @@ from gnnsys.comm.lanes import default_lanes, default_server_io_threads, default_
 from gnnsys.comm.pending import Pending
 from gnnsys.comm.rank_exchange import RankExchange
 from gnnsys.comm.rendezvous import Group, RendezvousError
-from gnnsys.comm.request import Handler, Reply, Request
+from gnnsys.comm.request import Handler, Reply, Request, ShortReply
 from gnnsys.comm.server import Server
-from gnnsys.comm.wire import Limits, Message
+from gnnsys.comm.wire import HEADER_BYTES, Header, Limits, Message
 
 # Old names, kept for one version.
 Accounts = ClientQuotas
@@ -38,8 +38,11 @@ Place = LaunchInfo
 Turns = FairQueue
 
 __all__ = [
+    "CODE_OF",
     "DTYPES",
     "DTYPE_OF",
+    "FRAME_BYTES",
+    "HEADER_BYTES",
     "INLINE_BELOW",
     "Accounts",
     "BatchLoop",
@@ -52,6 +55,7 @@ __all__ = [
     "FairQueue",
     "Group",
     "Handler",
+    "Header",
     "Keys",
     "Kind",
     "LaunchInfo",
@@ -70,6 +74,7 @@ __all__ = [
     "RequestContext",
     "Server",
     "ShardLost",
+    "ShortReply",
     "TrainerLost",
     "Turns",
     "WireError",

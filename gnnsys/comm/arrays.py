@@ -16,7 +16,7 @@ INLINE_BELOW = 1 << 16
 FRONT_BYTES = 2 << 20
 FRAME_BYTES = 4 << 20
 
-Buffer = bytes | np.ndarray  # what is sent as one frame
+Buffer = bytes | bytearray | np.ndarray  # what is sent as one frame
 
 # dtype, its number on the wire, and the type of the same width that numpy can export
 _DTYPES = (
@@ -38,10 +38,11 @@ _DTYPES = (
 )
 DTYPES = tuple(dtype for dtype, _, _ in _DTYPES)
 DTYPE_OF = {code: (dtype, dtype.itemsize) for dtype, code, _ in _DTYPES}
+CODE_OF = {dtype: code for dtype, code, _ in _DTYPES}
 _CODE_OF = {dtype: (code, plain) for dtype, code, plain in _DTYPES}
 
 
-def export_array(array: Tensor) -> tuple[int, Buffer]:
+def export_array(array: Tensor) -> tuple[int, bytes | np.ndarray]:
     """The number of its dtype and its bytes: copied where it is small, otherwise numpy's view of its memory."""
     known = _CODE_OF.get(array.dtype)
     if known is None or not array.is_cpu:
@@ -67,7 +68,7 @@ def is_inline(at: int, size: int) -> bool:
 
 def cut(buffer: Buffer) -> list[Buffer]:
     """The frames of an array that is not in the first one; nothing is copied."""
-    if isinstance(buffer, bytes) or buffer.nbytes <= FRAME_BYTES:
+    if isinstance(buffer, (bytes, bytearray)) or buffer.nbytes <= FRAME_BYTES:
         return [buffer]
     flat = buffer.reshape(-1).view(np.uint8)
     return [flat[begin : begin + FRAME_BYTES] for begin in range(0, flat.size, FRAME_BYTES)]

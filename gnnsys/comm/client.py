@@ -1,4 +1,4 @@
-"""The asking end: requests from any thread, many in flight, one thread that reads the replies.
+"""The asking end: requests from any thread, many in flight. Replies are read by who waits for them, or by a thread.
 
 Every request ends by its deadline: with its reply, with what its handler raised, or with an error that names the peer.
 """
@@ -14,6 +14,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import zmq
@@ -25,10 +26,11 @@ from gnnsys.comm.counters import Tally
 from gnnsys.comm.errors import Closed, CommError, DeadlineExceeded, ShardLost, WireError
 from gnnsys.comm.keys import Keys
 from gnnsys.comm.kinds import CONTROL, Kind, kind_name
+from gnnsys.comm.led_socket import LedSocket
 from gnnsys.comm.peer_link import Connection, Link, ids_array, make_name, states_of
 from gnnsys.comm.pending import Pending
 from gnnsys.comm.server import UNKNOWN
-from gnnsys.comm.sockets import SharedSocket, WakeUp
+from gnnsys.comm.sockets import WakeUp
 from gnnsys.comm.wire import Limits
 
 _log = logging.getLogger(__name__)
@@ -95,10 +97,12 @@ class Client:
         self._next_beat = 0.0
         self._name = name
         self._ids = itertools.count(1)
-        self._connections: list[tuple[Link, Connection, SharedSocket]] = []  # that have a socket
+        self._connections: list[tuple[Link, Connection, LedSocket]] = []  # that have a socket
         self._lock = threading.Lock()  # of making them
         self._turned_away: list[tuple[float, Link, Connection, Pending]] = []  # when to send them again
         self._wake_up = WakeUp()
+        self._epoll = select.epoll()
+        self._epoll.register(self._wake_up.fileno(), select.EPOLLIN)
         self._tally = Tally()
         self._pid = os.getpid()
         self._stop = False
@@ -134,13 +138,7 @@ class Client:
         and path that this leaves out are the client's own, `context`. `reply_bytes` is how long the reply will be,
         where the caller knows that: lanes are chosen by it.
         """
-        if os.getpid() != self._pid:
-            raise CommError(f"this client belongs to process {self._pid}: after a fork, make a new one in the child")
-        if peer not in self._links:
-            raise ValueError(f"no peer {peer}; this client knows {sorted(self._links)}")
-        timeout = self._timeout if timeout is None else timeout
-        if not timeout > 0:
-            raise ValueError(f"timeout is {timeout}; it must be a positive number of seconds")
+        timeout = self._checked(timeout)
         request_id, context = next(self._ids), current_context()
         header = wire.make_header(
             kind, request_id, timeout_us=int(timeout * 1e6),
@@ -150,15 +148,43 @@ class Client:
             path=first_given(path, context.path, self.context.path),
         )  # fmt: skip
         frames = wire.encode(header, arrays, options, self._limits)
-        link = self._links[peer]
+        return self._begin(peer, kind, request_id, frames, timeout, reply_bytes)
+
+    def request_encoded(
+        self, peer: int, kind: int, front: bytearray, num_arrays: int, reply_bytes: int, *, timeout: float | None,
+        priority: int | None, path: int | None, batch: int, layer: int,
+    ) -> Pending:  # fmt: skip
+        """As `request`, of a message that is encoded but for its header, for which there is room at its beginning."""
+        timeout = self._checked(timeout)
+        request_id, context = next(self._ids), current_context()
+        wire.put_request(
+            front, kind, num_arrays, request_id, int(timeout * 1e6),
+            first_given(priority, context.priority, self.context.priority), self._sender, self._incarnation,
+            context.batch if batch < 0 else batch, layer, first_given(path, context.path, self.context.path),
+            context.loader,
+        )  # fmt: skip
+        return self._begin(peer, kind, request_id, [front], timeout, reply_bytes)
+
+    def _checked(self, timeout: float | None) -> float:
+        timeout = self._timeout if timeout is None else timeout
+        if not timeout > 0:
+            raise ValueError(f"timeout is {timeout}; it must be a positive number of seconds")
+        return timeout
+
+    def _begin(
+        self, peer: int, kind: int, request_id: int, frames: list[wire.Buffer], timeout: float, reply_bytes: int
+    ) -> Pending:
+        if os.getpid() != self._pid:
+            raise CommError(f"this client belongs to process {self._pid}: after a fork, make a new one in the child")
+        link = self._links.get(peer)
+        if link is None:
+            raise ValueError(f"no peer {peer}; this client knows {sorted(self._links)}")
         connection = link.connection_for(kind)
         pending = Pending(
-            peer, kind, request_id, connection.traffic_class, frames, timeout, self._limits, self._describe_timeout,
-            load=_REQUEST_LOAD + reply_bytes,
+            peer, kind, request_id, connection, frames, timeout, self._limits, self, load=_REQUEST_LOAD + reply_bytes,
         )  # fmt: skip
-        pending.last_sign = time.monotonic()
-        if not link.num_outstanding():
-            link.waiting_since = pending.last_sign
+        if not link.is_awaited():
+            link.waiting_since = pending.sent_at
         connection.add(pending)
         try:
             self._transmit(link, connection, kind, frames)
@@ -171,6 +197,9 @@ class Client:
                 pending.fail(CommError(f"{kind_name(kind)} was not sent to machine {peer} at {link.endpoint}: {error}"))
         if link.end:
             self.lose(peer, link.end)
+        socket = connection.socket
+        if socket is not None and socket.hot and not socket.is_led:
+            self._read(link, connection, socket)
         if pending.deadline < self._next_deadline:
             self._next_deadline = pending.deadline
         if pending.deadline < self._wakes_at:
@@ -212,20 +241,22 @@ class Client:
                 # A client's queues have no limit: libzmq has given the connection up, as it does when the other end
                 # speaks another protocol (it wants a key, say). The thread that reads lets go of the socket.
                 socket.is_cut = True
+                socket.leader_wake_up.wake()
                 self._wake_up.wake()
                 raise
             link.last_said = time.monotonic()
             self._tally.sent(link.peer, kind, wire.num_bytes(frames))
 
-    def _open(self, link: Link, connection: Connection) -> SharedSocket:
+    def _open(self, link: Link, connection: Connection) -> LedSocket:
         with self._lock:
             if self._stop:
                 raise zmq.ZMQError(zmq.ENOTSOCK)
-            if connection.socket is None:
-                socket = link.open(connection, self._context, self._keys, self._wake_up)
+            socket = connection.socket
+            if socket is None:
+                socket = link.open(connection, self._context, self._keys, self._wake_up, self._epoll)
                 self._connections.append((link, connection, socket))
-                self._wake_up.wake()  # to poll this one too
-            return connection.socket
+                self._wake_up.wake()  # to read what it may have been told already
+            return socket
 
     # The thread that reads
 
@@ -243,24 +274,20 @@ class Client:
                 link.close(_LINGER_MS)
                 self._fail_all(link, lambda pending: Closed(text))
             self._wake_up.close()
+            self._epoll.close()
             self._context.term()
 
     def _loop(self) -> None:
         wake_up, tick = self._wake_up, min(self._ping_interval, self._resend_after) / 2
-        poller = select.poll()
-        poller.register(wake_up.fileno(), select.POLLIN)
-        num_polled, next_tick = 0, 0.0
+        next_tick = 0.0
         looked, was_paused = time.monotonic(), False
         while not self._stop:
             wake_up.sleeping = True
-            num_polled -= self._drop_cut(poller, num_polled)
+            self._drop_cut()
             wait = self._time_to_sleep(next_tick)
-            while num_polled < len(self._connections):
-                poller.register(self._connections[num_polled][2].fd, select.POLLIN)
-                num_polled += 1
-            if self._stop or any(socket.hot for _, _, socket in self._connections):
+            if self._stop or any(socket.hot and not socket.is_led for _, _, socket in self._connections):
                 wait = 0
-            ready = {fd for fd, _ in poller.poll(wait)}
+            ready = {fd for fd, _ in self._epoll.poll(wait)}
             wake_up.sleeping = False
             if wake_up.fileno() in ready:
                 wake_up.clear()
@@ -270,39 +297,62 @@ class Client:
             if paused:  # this process was stopped: nobody's silence counts through that
                 for link in self._links.values():
                     link.waiting_since = now
-            for link, connection, socket in self._connections[:num_polled]:
-                if socket.hot or socket.fd in ready:
-                    for frames in socket.receive(_DRAIN, self._limits.max_frames):
-                        link.hear(now, self._ping_interval)
-                        connection.is_heard = True
-                        self._accept(link, connection, frames, now)
+            is_due = now >= self._wakes_at
+            for link, connection, socket in self._connections[:]:
+                if is_due:
+                    socket.check_leader()
+                if is_due or socket.hot or socket.fd in ready:
+                    self._read(link, connection, socket)
             if self._turned_away and now >= self._turned_away[0][0]:
                 self._try_again(now)
-            if now >= self._wakes_at and (was_paused or not paused):  # after a pause, what has come is read first
+            if is_due and (was_paused or not paused):  # after a pause, what has come is read first
                 self._check(now)
                 next_tick = now + tick
             was_paused = paused
             if now >= self._next_beat:
                 self._show_life(now)
 
-    def _drop_cut(self, poller: select.poll, num_polled: int) -> int:
-        """Lets go of connections that libzmq has given up; the next message makes another. How many were polled."""
-        cut = [entry for entry in self._connections if entry[2].is_cut]
-        dropped = 0
-        for entry in cut:
+    def _read(
+        self, link: Link, connection: Connection, socket: LedSocket, is_enough: Callable[[], int] | None = None,
+        is_told: bool = False,
+    ) -> None:  # fmt: skip
+        """Takes what has come on a connection, or as much as `is_enough`: in any thread. See `SharedSocket.receive`."""
+        now = time.monotonic()
+        with socket.reading:
+            for _ in range(_DRAIN):
+                frames = socket.receive(self._limits.max_frames, is_told=is_told)
+                if frames is None:
+                    return
+                is_told = False
+                link.hear(now, self._ping_interval)
+                connection.is_heard = True
+                self._accept(link, connection, frames, now)
+                if is_enough is not None and is_enough():
+                    return
+
+    def read_for(self, pending: Pending, until: float) -> None:
+        """Has the caller read itself while it waits for `pending`, where no other caller does on that connection."""
+        link, connection = self._links[pending.peer], pending.connection
+        socket = connection.socket
+        if socket is not None and not self._stop and threading.current_thread() is not self._thread:
+            pending.wake_up = socket.leader_wake_up
+            arrivals = pending.count_arrivals
+            socket.lead(arrivals, until, partial(self._read, link, connection, socket, arrivals))
+            if socket.hot and connection.awaits_others(pending):  # what else has come, nobody may have been told of
+                self._wake_up.wake()
+
+    def _drop_cut(self) -> None:
+        """Lets go of connections that libzmq has given up; the next message makes another."""
+        for entry in [entry for entry in self._connections if entry[2].is_cut]:
             _, connection, socket = entry
             with self._lock:
-                if self._connections.index(entry) < num_polled - dropped:
-                    poller.unregister(socket.fd)
-                    dropped += 1
                 self._connections.remove(entry)
                 connection.socket = None
             socket.close(0)
             self._tally.note("connection cut")
-        return dropped
 
     def _time_to_sleep(self, next_tick: float) -> float:
-        """Milliseconds until a deadline, a heartbeat or a request to be sent again is due.
+        """Seconds until a deadline, a heartbeat or a request to be sent again is due.
 
         A tick is due though nothing is outstanding: a request that comes meanwhile is then seen in time without waking
         this thread, which would take longer than sending it. Clears `_wakes_at` before deadlines are looked at. A
@@ -311,7 +361,7 @@ class Client:
         self._wakes_at = math.inf
         self._wakes_at = min(next_tick, self._next_deadline)
         again_at = self._turned_away[0][0] if self._turned_away else math.inf
-        return 1000 * max(0.0, min(self._wakes_at, self._next_beat, again_at) - time.monotonic()) + 1
+        return max(0.0, min(self._wakes_at, self._next_beat, again_at) - time.monotonic()) + 1e-3
 
     def _accept(self, link: Link, connection: Connection, frames: list[zmq.Frame], now: float) -> None:
         try:
@@ -331,9 +381,9 @@ class Client:
                 self._tally.answered(
                     link.peer, pending.kind, header.queued_us, header.served_us, int((now - pending.sent_at) * 1e6)
                 )
-        elif header.kind == Kind.PING and header.request_id == connection.ping_id:
+        elif header.kind == Kind.PING:
             self._take_ping(link, connection, header, frames, now)
-        elif header.kind != Kind.PING:
+        else:
             self._tally.note("late")  # its time had passed, or it was answered twice
 
     def _take_busy(
@@ -355,12 +405,15 @@ class Client:
         first, longest = _BUSY_SECONDS
         again_at = now + min(first * 2**pending.num_refused, longest)
         pending.num_refused = min(pending.num_refused + 1, 16)
-        self._turned_away.append((again_at, link, connection, pending))
-        self._turned_away.sort(key=lambda entry: entry[0])
+        with self._lock:
+            self._turned_away.append((again_at, link, connection, pending))
+            self._turned_away.sort(key=lambda entry: entry[0])
+        self._wake_up.wake()  # where a caller has read this
 
     def _try_again(self, now: float) -> None:
-        due = [entry for entry in self._turned_away if entry[0] <= now]
-        self._turned_away = self._turned_away[len(due) :]
+        with self._lock:
+            due = [entry for entry in self._turned_away if entry[0] <= now]
+            self._turned_away = self._turned_away[len(due) :]
         for _, link, connection, pending in due:
             self._send_again(link, connection, pending, now)
 
@@ -376,13 +429,16 @@ class Client:
     def _take_ping(
         self, link: Link, connection: Connection, header: wire.Header, frames: list[zmq.Frame], now: float
     ) -> None:
-        asked, connection.asked, connection.ping_id = connection.asked, [], 0
+        with connection.lock:
+            if header.request_id != connection.ping_id:
+                return
+            asked, connection.asked, connection.ping_id = connection.asked, [], 0
         try:
             answer = wire.read_message(header, frames, self._limits)
         except WireError as error:
             self._tally.note(f"malformed: {error.reason}")
             return
-        for request_id, state in zip(asked, states_of(answer, len(asked)), strict=True):
+        for request_id, state in zip(asked, states_of(answer, len(asked)), strict=False):  # none of a strange answer
             pending = connection.outstanding.get(request_id)
             if pending is None:
                 continue
@@ -401,7 +457,7 @@ class Client:
                     if pending.deadline > now:
                         deadlines.append(pending.deadline)
                     elif connection.take(pending.request_id) is not None:
-                        pending.fail(DeadlineExceeded(self._describe_timeout(pending)))
+                        pending.fail(DeadlineExceeded(self.describe_timeout(pending)))
             if len(deadlines) == 1:
                 continue
             silent_for = link.silent_for(now)
@@ -421,9 +477,11 @@ class Client:
                 connection.ping_id and connection.ping_at > link.returned_at and now - connection.ping_at < wait
             ):
                 continue
-            connection.ping_id, connection.ping_at, connection.asked = next(self._ids), now, silent
+            ping_id = next(self._ids)
+            with connection.lock:
+                connection.ping_id, connection.ping_at, connection.asked = ping_id, now, silent
             with contextlib.suppress(zmq.ZMQError, ValueError):  # asked again when it is due again
-                self._ping(link, connection, connection.ping_id, silent)
+                self._ping(link, connection, ping_id, silent)
 
     def _ping(self, link: Link, connection: Connection, ping_id: int, asked: list[int]) -> None:
         header = wire.make_header(
@@ -451,5 +509,5 @@ class Client:
                     pending.fail(error_of(pending))
             connection.ping_id = 0
 
-    def _describe_timeout(self, pending: Pending) -> str:
+    def describe_timeout(self, pending: Pending) -> str:
         return self._links[pending.peer].overdue(pending, self._sender)

@@ -53,9 +53,13 @@ class SendWindow:
             self.bytes += num_bytes
             self._sent[id(sent)] = sent
 
+    @property
+    def is_full(self) -> bool:
+        return self.bytes >= self._max_bytes
+
     def park(self, job: Any) -> bool:
         """True where there is no room: `on_room(job)` is then called when there is."""
-        if self.bytes < self._max_bytes:
+        if not self.is_full:
             return False
         with self._lock:
             if self.bytes < self._max_bytes:
@@ -125,6 +129,17 @@ class ClientQuotas:
         if not is_joint and of_all >= limits.max_bytes:
             return f"requests with {of_all} bytes are unanswered already"
         return None
+
+    def has_room(self, client: bytes) -> bool:
+        """Whether a small request of a client could be answered now: `enter` admits it, and its replies are taken."""
+        limits, quota = self._limits, self._quotas.get(client)
+        if self.bytes - self._joint_bytes >= limits.max_bytes:
+            return False
+        return quota is None or (
+            quota.requests < limits.max_client_requests
+            and quota.bytes < limits.max_client_bytes
+            and not quota.window.is_full
+        )
 
     def leave(self, client: bytes, num_bytes: int, *, is_joint: bool = False) -> None:
         """A request has been answered."""

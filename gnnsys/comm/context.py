@@ -50,7 +50,10 @@ class RequestContext:
 
 def first_given(*values: int | None) -> int:
     """The first that is not None; 0 where nobody gave one."""
-    return next((value for value in values if value is not None), 0)
+    for value in values:
+        if value is not None:
+            return value
+    return 0
 
 
 _NOTHING = RequestContext()

@@ -1,4 +1,4 @@
-"""What passed through an endpoint, and how long it took. Counted by the thread that owns the sockets, read by any."""
+"""What passed through an endpoint, and how long it took. Counted and read by any thread."""
 
 from __future__ import annotations
 
@@ -66,22 +66,31 @@ class Tally:
         self._lock = threading.Lock()
 
     def received(self, peer: int, kind: int, num_bytes: int) -> None:
-        for traffic in (_of(self._peers, peer), _of(self._kinds, kind)):
-            traffic.messages_in += 1
-            traffic.bytes_in += num_bytes
+        with self._lock:
+            for traffic in self._both(peer, kind):
+                traffic.messages_in += 1
+                traffic.bytes_in += num_bytes
+
+    def _both(self, peer: int, kind: int) -> tuple[MessageCounts, MessageCounts]:
+        of_peer, of_kind = self._peers.get(peer), self._kinds.get(kind)
+        if of_peer is None or of_kind is None:
+            return _of(self._peers, peer), _of(self._kinds, kind)
+        return of_peer, of_kind
 
     def sent(self, peer: int, kind: int, num_bytes: int) -> None:
-        for traffic in (_of(self._peers, peer), _of(self._kinds, kind)):
-            traffic.messages_out += 1
-            traffic.bytes_out += num_bytes
+        with self._lock:
+            for traffic in self._both(peer, kind):
+                traffic.messages_out += 1
+                traffic.bytes_out += num_bytes
 
     def answered(self, peer: int, kind: int, queued_us: int, served_us: int, waited_us: int) -> None:
         """A request of this end has its whole reply."""
         key = (peer, kind)
-        times = self._times.get(key)
-        if times is None:
-            times = self._times[key] = ServiceTimes()
-        times.add(queued_us, served_us, waited_us)
+        with self._lock:
+            times = self._times.get(key)
+            if times is None:
+                times = self._times[key] = ServiceTimes()
+            times.add(queued_us, served_us, waited_us)
 
     def note(self, event: str) -> None:
         """Counts an event; from any thread."""

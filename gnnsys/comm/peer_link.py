@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import math
 import os
+import select
 import struct
 import threading
 import time
 from itertools import pairwise
-from typing import Any
 
 import torch
 import zmq
@@ -25,8 +25,9 @@ from gnnsys.comm.client_quotas import CLIENT_NAME_BYTES
 from gnnsys.comm.errors import ShardLost
 from gnnsys.comm.keys import Keys
 from gnnsys.comm.kinds import BULK, CONTROL, is_spread, kind_name, traffic_class
+from gnnsys.comm.led_socket import LedSocket
 from gnnsys.comm.pending import Pending
-from gnnsys.comm.sockets import SharedSocket, WakeUp, connect, make_socket
+from gnnsys.comm.sockets import WakeUp, connect, make_socket
 
 CLASSES = (CONTROL, BULK)
 
@@ -39,15 +40,15 @@ class Connection:
         self.lane = lane
         self.is_heard = False  # something came on it: the peer has taken the connection
         self.load = 0  # bytes of what is outstanding, requests and replies, as far as they are known
-        self.socket: Any = None  # a SharedSocket, made on first use
+        self.socket: LedSocket | None = None  # made on first use
         self.outstanding: dict[int, Pending] = {}
         self.ping_id = 0  # 0: none is under way
         self.ping_at = 0.0
         self.asked: list[int] = []
-        self._lock = threading.Lock()  # of the load
+        self.lock = threading.Lock()  # of the load and the question
 
     def add(self, pending: Pending) -> None:
-        with self._lock:
+        with self.lock:
             self.load += pending.load
         self.outstanding[pending.request_id] = pending
 
@@ -55,9 +56,13 @@ class Connection:
         """Ends what is outstanding under this id; None where another thread has done so."""
         pending = self.outstanding.pop(request_id, None)
         if pending is not None:
-            with self._lock:
+            with self.lock:
                 self.load -= pending.load
         return pending
+
+    def awaits_others(self, pending: Pending) -> bool:
+        """Whether other requests than this one are outstanding."""
+        return len(self.outstanding) > (pending.request_id in self.outstanding)
 
     def silent(self, since: float) -> list[int]:
         """Requests of which nothing was heard since then."""
@@ -98,7 +103,9 @@ class Link:
                 best = lane
         return best
 
-    def open(self, connection: Connection, context: zmq.Context, keys: Keys | None, wake_up: WakeUp) -> SharedSocket:
+    def open(
+        self, connection: Connection, context: zmq.Context, keys: Keys | None, wake_up: WakeUp, epoll: select.epoll
+    ) -> LedSocket:
         """Makes the socket of a connection, on first use. Each lane has an I/O thread of the context for itself."""
         socket = make_socket(context, zmq.DEALER)
         socket.affinity = 1 << connection.lane
@@ -110,8 +117,8 @@ class Link:
         except (zmq.ZMQError, ValueError):
             socket.close()
             raise
-        shared = connection.socket = SharedSocket(socket, wake_up)
-        return shared
+        led = connection.socket = LedSocket(socket, wake_up, epoll)
+        return led
 
     def hear(self, now: float, silence: float) -> None:
         """Something came; after more than `silence` seconds without anything the peer has returned.
@@ -121,6 +128,10 @@ class Link:
         if self.last_heard and now - self.last_heard > silence:
             self.returned_at = now
         self.last_heard = now
+
+    def is_awaited(self) -> bool:
+        """Whether something is outstanding."""
+        return any([connection.outstanding for connection in self.connections])
 
     def num_outstanding(self) -> int:
         return sum(len(connection.outstanding) for connection in self.connections)

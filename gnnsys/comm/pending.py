@@ -1,7 +1,7 @@
 """A request on its way: what the caller waits on.
 
-The thread that owns the sockets puts frames in. The thread that waits makes arrays of them and uses them (a scatter,
-say), so that a slow reader does not hold up the others.
+Whoever reads the socket puts frames in: the client's thread, or a caller that waits. The thread that waits makes arrays
+of them and uses them (a scatter, say), so that a slow one does not hold up the others.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, Protocol
 
 import zmq
 
@@ -26,44 +26,58 @@ from gnnsys.comm.errors import (
     error_from_reply,
 )
 from gnnsys.comm.kinds import kind_name
+from gnnsys.comm.sockets import WakeUp
 from gnnsys.comm.wire import Buffer, Header, Limits, Message
 
 _GRACE_SECONDS = 5.0  # beyond the deadline, which the sockets' thread keeps: for when that thread is gone
 
 Arrival = tuple[Header, list[zmq.Frame]]
+_NOTHING = object()
+
+
+class Asker(Protocol):
+    """Who made the request: the client."""
+
+    def read_for(self, pending: Pending, until: float) -> None:
+        """Reads in this thread until something has come for `pending`, where nobody else does."""
+        ...
+
+    def describe_timeout(self, pending: Pending) -> str: ...
 
 
 class Pending:
     """The reply to one request, now or later. `result` for one message, `chunks` for a reply in several."""
 
     __slots__ = (
-        "_arrivals", "_complete", "_describe", "_ended", "_error", "_limits", "_lock", "_messages", "_pid", "_seen",
-        "_total", "deadline", "frames", "kind", "last_sign", "load", "num_refused", "peer", "refusal", "request_id",
-        "resent", "sent_at", "timeout", "traffic_class",
+        "_arrivals", "_asker", "_complete", "_ended", "_error", "_limits", "_lock", "_messages", "_pid", "_put_back",
+        "_seen", "_total", "connection", "deadline", "frames", "kind", "last_sign", "load", "num_refused", "peer",
+        "refusal", "request_id", "resent", "sent_at", "timeout", "wake_up",
     )  # fmt: skip
 
     def __init__(
-        self, peer: int, kind: int, request_id: int, traffic_class: str, frames: list[Buffer], timeout: float,
-        limits: Limits, describe: Callable[[Pending], str], load: int = 0,
+        self, peer: int, kind: int, request_id: int, connection: Any, frames: list[Buffer], timeout: float,
+        limits: Limits, asker: Asker, load: int = 0,
     ) -> None:  # fmt: skip
         self.peer = peer
         self.kind = kind
         self.request_id = request_id
-        self.traffic_class = traffic_class
+        self.connection = connection
+        self.wake_up: WakeUp | None = None  # of the caller that waits for it and reads
         self.frames = frames  # kept for sending them again, until the reply is complete
         self.load = load  # bytes, of the request and of its reply as far as that is known
         self.timeout = timeout
         self.sent_at = time.monotonic()  # for the first time
         self.deadline = self.sent_at + timeout
-        self.last_sign = 0.0
+        self.last_sign = self.sent_at  # when something was heard of it
         self.resent = 0
         self.num_refused = 0  # how often the peer had no room for it
         self.refusal = ""  # what it said then
         self._limits = limits
-        self._describe = describe
+        self._asker = asker
         self._arrivals: SimpleQueue[Arrival | CommError | None] = SimpleQueue()  # None: that was all
         self._complete = False  # everything was put in
         self._ended = False  # everything was taken out
+        self._put_back: Any = _NOTHING  # what `arrival` took and left to others
         self._seen: set[int] | None = None
         self._total = 0
         self._lock = threading.Lock()
@@ -74,6 +88,11 @@ class Pending:
     def done(self) -> bool:
         """Whether the whole reply, or an error, has arrived."""
         return self._complete
+
+    @property
+    def count_arrivals(self) -> Callable[[], int]:
+        """Counts what is there to be taken out."""
+        return self._arrivals.qsize
 
     def result(self, timeout: float | None = None) -> Message:
         """The reply. Waits until the request's deadline, or for `timeout` seconds if that is sooner (TimeoutError)."""
@@ -93,11 +112,25 @@ class Pending:
                 )
             return self._messages[0]
 
+    def arrival(self) -> Arrival | None:
+        """A reply of one message as it came, unread. None where it is another: then read it with `chunks`."""
+        with self._lock:
+            arrival = self._take(None)
+            if isinstance(arrival, tuple) and arrival[0].status == wire.OK and _is_single(arrival[0]):
+                self._ended = True
+                return arrival
+            self._put_back = arrival
+            return None
+
+    def read(self, arrival: Arrival) -> Message:
+        """What `arrival` returned, read."""
+        return wire.read_message(*arrival, self._limits)
+
     def chunks(self) -> Iterator[Message]:
         """The messages of a reply in the order of arrival, each as soon as it is there; once, by one thread."""
         return self._receive(None)
 
-    # The thread that owns the sockets
+    # Whoever reads the socket
 
     def deliver(self, header: Header, frames: list[zmq.Frame], now: float) -> bool:
         """Takes one message of the reply; True where it was the last one missing. A repeated chunk is dropped."""
@@ -111,7 +144,7 @@ class Pending:
         ended = header.flags & wire.END
         if not ended and header.chunk not in self._seen:
             self._seen.add(header.chunk)
-            self._arrivals.put((header, frames))
+            self._put((header, frames))
         if not (ended or self._total) or len(self._seen) < self._total:
             return False
         self._finish(None)
@@ -123,13 +156,20 @@ class Pending:
     def _finish(self, last: Arrival | CommError | None) -> None:
         self._complete = True
         self.frames = []
-        self._arrivals.put(last)  # one entry, so that the waiting thread is woken once
+        self._put(last)  # one entry, so that the waiting thread is woken once
+
+    def _put(self, arrival: Arrival | CommError | None) -> None:
+        self._arrivals.put(arrival)
+        if self.wake_up is not None:
+            self.wake_up.wake()
 
     # The thread that waits
 
     def _receive(self, limit: float | None) -> Iterator[Message]:
         while not self._ended:
-            arrival = self._take(limit)
+            arrival, self._put_back = self._put_back, _NOTHING
+            if arrival is _NOTHING:
+                arrival = self._take(limit)
             self._ended = arrival is None or isinstance(arrival, CommError)
             if arrival is None:
                 return
@@ -146,19 +186,22 @@ class Pending:
         if os.getpid() != self._pid:
             raise CommError("this request was made before a fork; only the process that made it receives the reply")
         end = self.deadline + _GRACE_SECONDS
+        until = end if limit is None else min(end, limit)
+        if self._arrivals.empty():
+            self._asker.read_for(self, until)
         try:
-            return self._arrivals.get(timeout=max(0.0, (end if limit is None else min(end, limit)) - time.monotonic()))
+            return self._arrivals.get(timeout=max(0.0, until - time.monotonic()))
         except Empty:
             if limit is not None and limit < end:
                 raise TimeoutError(f"{kind_name(self.kind)} to machine {self.peer} is still outstanding") from None
-            raise DeadlineExceeded(self._describe(self)) from None
+            raise DeadlineExceeded(self._asker.describe_timeout(self)) from None
 
     def _remote_error(self, message: Message) -> CommError:
         remote_type = str(message.options.get("type", "Error"))
         remote_text = str(message.options.get("text", ""))
         kind = kind_name(self.kind)
         if message.status == wire.EXPIRED:
-            return DeadlineExceeded(f"{self._describe(self)} (machine {self.peer} says: {remote_text})")
+            return DeadlineExceeded(f"{self._asker.describe_timeout(self)} (machine {self.peer} says: {remote_text})")
         if remote_type == Closed.__name__:  # it ended, with its leader perhaps, and is no more than the silence to come
             why = f"machine {self.peer}'s shard was closed while {kind} waited: look at its output"
             return ShardLost(f"{why}, and start again from the last checkpoint", machine=self.peer)

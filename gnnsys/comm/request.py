@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any, NamedTuple, Union
 
 from torch import Tensor
 
 from gnnsys.comm.context import current_context, first_given
-from gnnsys.comm.wire import Message, make_header
+from gnnsys.comm.wire import Header, Message, make_header
 
 
 class Request(Message):
@@ -63,3 +63,14 @@ class Reply:
 HandlerResult = Union[Reply, Iterator[Reply], "Future[Reply]"]
 Handler = Callable[[Request], HandlerResult]
 Handlers = Mapping[int, Handler]
+
+
+class ShortReply(NamedTuple):
+    """A reply that is encoded, but for its header: there is room for it at the beginning of the first frame."""
+
+    frames: list[Any]
+    num_arrays: int
+
+
+# Answers a request from its only frame, in no more time than handing it to a worker takes; None: the handler must.
+ShortHandler = Callable[[Header, memoryview], "ShortReply | None"]

@@ -12,7 +12,7 @@ import select
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from gnnsys.comm.job import Job
 from gnnsys.comm.keys import Gate, Keys
 from gnnsys.comm.kinds import Kind, kind_name
 from gnnsys.comm.liveness import Liveness
-from gnnsys.comm.request import Handlers
+from gnnsys.comm.request import Handlers, ShortHandler
 from gnnsys.comm.sockets import SharedSocket, WakeUp, bind, is_loopback, make_socket
 from gnnsys.comm.wire import Buffer, Header, Limits
 from gnnsys.comm.worker_threads import WorkerThreads
@@ -37,6 +37,8 @@ _DRAIN = 256  # messages that are read before replies are sent again
 _SWEEP_SECONDS = 1.0
 _KEPT_REPLIES = 4096
 _KEPT_BYTES = 4096  # a larger reply is made again rather than kept
+_SHORT_US = 1000  # what has less time left is not answered at once
+_SMALL_BYTES = 1 << 14  # of a request that the thread which reads may answer itself
 _CLOSE_SECONDS = 5.0
 _LINGER_MS = 1000
 
@@ -52,8 +54,10 @@ class Server:
 
     With `keys` only clients of the job are admitted; without, it binds to the loopback interface only. `is_reserved`:
     another process of this account holds its ports for it, by SO_REUSEPORT. Handlers of the kinds in `at_once` run in
-    the thread that reads, and so are answered when all workers are busy: they must take no time and no lock. libzmq
-    shares connections among `io_threads`, which encrypt and decrypt.
+    the thread that reads, and so are answered when all workers are busy: they must take no time and no lock.
+    A small request of a kind in `short` is answered by that thread too where none waits before it, as handing it over
+    takes longer: by what `short` has for it, which says None where the handler must do it. libzmq shares connections
+    among `io_threads`, which encrypt and decrypt.
 
     >>> with Server({Kind.PULL: lambda request: Reply(request.arrays)}) as server:
     ...     print(server.endpoints)
@@ -71,6 +75,7 @@ class Server:
         name: str = "server",
         is_reserved: bool = False,
         at_once: Sequence[int] = (),
+        short: Mapping[int, ShortHandler] | None = None,
         io_threads: int = 1,
     ) -> None:
         if Kind.PING in handlers:
@@ -84,6 +89,7 @@ class Server:
         self.liveness = Liveness()
         self._handlers = dict(handlers)
         self._at_once = frozenset(at_once)
+        self._short = dict(short or {})
         self._bind = tuple(bind)
         self._is_reserved = is_reserved
         self._keys = keys
@@ -99,7 +105,7 @@ class Server:
         self._kept: OrderedDict[tuple[bytes, int], tuple[Header, list[Buffer]]] = OrderedDict()  # sent again if lost
         self._quotas = ClientQuotas(self._limits, self.resume)
         self._tally = Tally()
-        self._times: dict[int, ServiceTimes] = {}  # by kind
+        self._times = {kind: ServiceTimes() for kind in handlers}
         self._workers = WorkerThreads(threads, native_threads, self._run, f"{name}-work")
         self._thread = threading.Thread(target=self._main, name=f"gnnsys-{name}-io", daemon=True)
         self._stop = False
@@ -145,7 +151,7 @@ class Server:
             return {"kinds": kinds, "events": self._tally.events(), "limits": limits, **self._state()}
 
     def _state(self) -> dict[str, Any]:
-        times = {kind_name(kind): times.to_json() for kind, times in sorted(self._times.items())}
+        times = {kind_name(kind): times.to_json() for kind, times in sorted(self._times.items()) if times.replies}
         for of_kind in times.values():
             del of_kind["waited_us"]  # clients know it
         return {
@@ -212,14 +218,21 @@ class Server:
         self._quotas.leave(job.client, job.num_bytes, is_joint=job.header.kind == Kind.STEP)
         kind = job.header.kind
         if kind in self._handlers:  # other numbers are made up by senders
-            self._times.setdefault(kind, ServiceTimes()).add(job.queued_us, job.served_us)
-        if job.is_kept and job.num_chunks == 1 and wire.num_bytes(frames) <= _KEPT_BYTES:
-            self._kept[job.key] = (job.header, frames)
+            self._times[kind].add(job.queued_us, job.served_us)
+        if job.is_kept and job.num_chunks == 1:
+            self._keep(job.key, job.header, frames, wire.num_bytes(frames))
+
+    def _keep(self, key: tuple[bytes, int], header: Header, frames: list[Buffer], num_bytes: int) -> None:
+        """Keeps a reply for the case that it is lost, where it is small."""
+        if num_bytes <= _KEPT_BYTES:
+            self._kept[key] = (header, frames)
             if len(self._kept) > _KEPT_REPLIES:
                 self._kept.popitem(last=False)
 
-    def _send(self, identity: bytes, header: Header, frames: list[Buffer]) -> None:
+    def _send(self, identity: bytes, header: Header, frames: list[Buffer]) -> int:
+        """Sends a message, where its receiver can be reached; returns its bytes."""
         assert self._router is not None
+        num_bytes = wire.num_bytes(frames)
         try:
             self._router.send((identity, *frames))
         except zmq.Again:
@@ -227,7 +240,8 @@ class Server:
         except zmq.ZMQError:
             self.note("unreachable")  # it has gone, or is about to reconnect and will ask again
         else:
-            self._tally.sent(header.sender, header.kind, wire.num_bytes(frames))
+            self._tally.sent(header.sender, header.kind, num_bytes)
+        return num_bytes
 
     # The thread that reads
 
@@ -254,13 +268,20 @@ class Server:
             ready = poller.poll(0 if self._stop or router.hot else 1000 * _SWEEP_SECONDS)
             wake_up.sleeping = False
             self.liveness.look(time.monotonic())
-            if ready:
-                wake_up.clear()
+            is_told = False
+            for fd, _ in ready:
+                if fd == router.fd:
+                    is_told = True
+                elif fd == wake_up.fileno():
+                    wake_up.clear()
             if gate is not None:
                 gate.answer_all()
-            for frames in router.receive(_DRAIN, 1 + self._limits.max_frames):
+            for number in range(_DRAIN):
+                frames = router.receive(1 + self._limits.max_frames, is_routed=True, is_told=is_told and not number)
+                if frames is None:
+                    break
                 try:
-                    self._accept(frames[0].bytes, frames[1:])
+                    self._accept(frames[0], frames[1:], number == 0)
                 except Exception:  # whatever somebody sent, the others are served
                     self.note("not accepted")
                     _log.exception("%s goes on after a message it could not take", self._name)
@@ -277,7 +298,7 @@ class Server:
         self._wake_up.close()
         self._context.term()
 
-    def _accept(self, identity: bytes, frames: list[zmq.Frame]) -> None:
+    def _accept(self, identity: bytes, frames: list[zmq.Frame], is_first: bool) -> None:
         now = time.monotonic()
         front: Any = frames[0].buffer if frames else b""
         try:
@@ -288,6 +309,8 @@ class Server:
             return
         self.liveness.note(header.sender, header.incarnation, now)
         num_bytes = wire.num_bytes(frames)
+        if is_first and header.kind in self._short and self._answer_short(identity, header, frames, num_bytes, now):
+            return
         self._tally.received(header.sender, header.kind, num_bytes)
         if header.kind == Kind.PING:
             self._answer_ping(identity, header, frames)
@@ -309,6 +332,35 @@ class Server:
                 self._run(job)
             else:
                 self._workers.put(header.priority, job.client, job)
+
+    def _answer_short(
+        self, identity: bytes, header: Header, frames: list[zmq.Frame], num_bytes: int, now: float
+    ) -> bool:
+        """Answers a request at once, from its bytes, and does all that is counted for it; False where that is no way.
+
+        It is answered before another is read. So it takes nobody's turn, and nothing of its client's quota: one whose
+        client holds too much, whose time has passed, or that came before goes the ordinary way.
+        """
+        key = (identity, header.request_id)
+        if len(frames) != 1 or num_bytes >= _SMALL_BYTES or len(self._workers) or header.timeout_us < _SHORT_US:
+            return False
+        with self._lock:  # whoever has the reply and asks for counters waits until it is counted
+            if key in self._jobs or key in self._kept or not self._quotas.has_room(client_of(identity)):
+                return False
+            try:
+                front = frames[0].buffer
+                reply = self._short[header.kind](header, front)
+            except Exception:  # the handler says what is wrong
+                return False
+            if reply is None:
+                return False
+            served_us = int((time.monotonic() - now) * 1e6)
+            wire.put_reply(reply.frames[0], front, served_us, reply.num_arrays)
+            sent_bytes = self._send(identity, header, reply.frames)
+            self._tally.received(header.sender, header.kind, num_bytes)
+            self._times[header.kind].add(0, served_us)
+            self._keep(key, header, reply.frames, sent_bytes)
+        return True
 
     def _may_enter(self, job: Job, busy: str | None) -> bool:
         kind = job.header.kind

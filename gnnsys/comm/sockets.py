@@ -1,8 +1,8 @@
 """How our ZeroMQ sockets are set up, and how threads share one.
 
 Handing a message to another thread costs more than sending it. So any thread sends, under the socket's lock, and one
-thread reads. The reader sleeps on the socket's descriptor. Where a sender's call took the news that something arrived,
-the sender wakes the reader.
+thread at a time reads. The reader sleeps on the socket's descriptor. Where a sender's call took the news that something
+arrived, the sender wakes the reader.
 A dead connection is noticed by the kernel (keep-alive, unacknowledged data): unlike ZMTP's own heartbeats that does not
 take a large message on a slow link for silence. Send queues of clients have no count limit: what a process may have in
 flight is bounded by its outstanding requests. A server's have one: a client that does not read loses what is beyond it.
@@ -11,6 +11,8 @@ flight is bounded by its outstanding requests. A server's have one: a client tha
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import importlib
 import ipaddress
 import os
 import socket as sockets
@@ -30,6 +32,22 @@ _HANDSHAKE_MS = 10_000  # a peer that connects and shows no key holds a descript
 _SEAL_BYTES = 256  # more than CURVE adds to a frame
 _BACKLOG = 100  # as ZeroMQ has it
 _MORE, _NOBLOCK, _EVENTS, _IN = int(zmq.SNDMORE), int(zmq.NOBLOCK), int(zmq.EVENTS), int(zmq.POLLIN)
+
+
+def _find_getsockopt() -> Any:
+    """libzmq's own, of the library that pyzmq has loaded: pyzmq's takes longer to find the option than to ask for it.
+
+    None where it cannot be called.
+    """
+    try:
+        found = ctypes.PyDLL(importlib.import_module("zmq.backend.cython._zmq").__file__).zmq_getsockopt
+    except (ImportError, OSError, AttributeError):
+        return None
+    found.argtypes, found.restype = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p], ctypes.c_int
+    return found
+
+
+_getsockopt = _find_getsockopt()
 
 
 def host_of(endpoint: str) -> str:
@@ -156,7 +174,10 @@ class SharedSocket:
         self.fd: int = socket.fd  # readable when libzmq has news of any kind, once
         self.hot = True  # something may be there although the descriptor is silent
         self.lock = threading.RLock()
-        self._socket = socket
+        self._socket: Any = socket
+        self._handle: int = socket.underlying
+        self._events, self._size = ctypes.c_int(), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
+        self._events_at, self._size_at = ctypes.addressof(self._events), ctypes.addressof(self._size)
         self._wake_up = wake_up
         self._closed = False
         self.is_cut = False
@@ -172,33 +193,51 @@ class SharedSocket:
                 raise zmq.Again() if self.is_cut else zmq.ZMQError(zmq.ENOTSOCK)
             for number, frame in enumerate(frames):
                 flags = _NOBLOCK | _MORE if number < last else _NOBLOCK
-                if isinstance(frame, bytes):
+                if isinstance(frame, (bytes, bytearray)):
                     Raw.send(socket, frame, flags)
                 else:
                     socket.send(frame, flags, copy=False)
-            # Sending takes libzmq's news too: after that the descriptor is silent about them.
-            if not self.hot and socket.getsockopt(_EVENTS) & _IN:
-                self.hot = True
-                self._wake_up.wake()
+            self._look_for_news()
 
-    def receive(self, max_messages: int, max_frames: int) -> list[list[zmq.Frame]]:
-        """What has arrived; of a message with too many frames, one more than allowed."""
-        messages: list[list[zmq.Frame]] = []
-        with self.lock:
+    def _look_for_news(self) -> None:
+        """Sending takes libzmq's news too: after that the descriptor is silent about them."""
+        if not self.hot and self._has_news():
             self.hot = True
-            while len(messages) < max_messages:
-                try:
-                    frame: Any = Raw.recv(self._socket, _NOBLOCK, copy=False)
-                except zmq.Again:
-                    self.hot = False
-                    break
-                frames = [frame]
-                while frame.more:
-                    frame = Raw.recv(self._socket, 0, copy=False)
-                    if len(frames) <= max_frames:
-                        frames.append(frame)
-                messages.append(frames)
-        return messages
+            self._wake_up.wake()
+
+    def _has_news(self) -> bool:
+        """Whether a message is there. Call with the lock."""
+        if _getsockopt is None:
+            return bool(self._socket.getsockopt(_EVENTS) & _IN)
+        _getsockopt(self._handle, _EVENTS, self._events_at, self._size_at)
+        return bool(self._events.value & _IN)
+
+    def receive(self, max_frames: int, *, is_told: bool, is_routed: bool = False) -> list[Any] | None:
+        """The next message that has arrived: its frames; where it `is_routed`, the sender's name (bytes) before them.
+
+        Of a message with too many frames, one more than allowed. None where nothing is there, or it is closed. To ask
+        whether something is there costs as much as a message, and to be wrong five times that: `is_told` is where the
+        descriptor has just said so. Who has what it wants need not ask whether there is more: `hot` says so.
+        """
+        with self.lock:
+            if self._closed:
+                return None
+            self.hot = is_told or self._has_news()
+            if not self.hot:
+                return None
+            try:
+                first: Any = Raw.recv(self._socket, _NOBLOCK, copy=is_routed)
+            except zmq.Again:  # the descriptor had other news
+                self.hot = False
+                return None
+            frames = [first]
+            has_more = is_routed or first.more  # a name never comes alone
+            while has_more:
+                frame: Any = Raw.recv(self._socket, 0, copy=False)
+                if len(frames) <= max_frames:
+                    frames.append(frame)
+                has_more = frame.more
+        return frames
 
     def close(self, linger_ms: int) -> None:
         with self.lock:

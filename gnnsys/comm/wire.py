@@ -40,7 +40,10 @@ UNKNOWN_KIND = 5
 BUSY = 6
 
 _HEADER = struct.Struct("<4sHHBBHQqiiQqqiIIIIIII")
+HEADER_BYTES = _HEADER.size
 _PREFIX = struct.Struct("<4sHHBBHQ")  # the same in every version, so that one can tell another what is wrong
+# Parts of a header: flags, status, num_arrays; timeout_us; from queued_us on.
+_OF_MESSAGE, _TIMEOUT, _OF_REPLY = struct.Struct("<BBH"), struct.Struct("<q"), struct.Struct("<5I")
 # of each array: its frames' memory (none: the first frame's), offset, dtype, shape and count
 Plan: TypeAlias = list[tuple[Any, int, torch.dtype, tuple[int, ...], int]]
 _MAX_US = (1 << 32) - 1  # over an hour, which is as long as a server keeps a request
@@ -244,6 +247,30 @@ def encode(header: Header, arrays: Sequence[Tensor], options: dict[str, Any] | N
     return [b"".join((front, kinds, _dims_struct(len(dims)).pack(*dims), text, *inside)), *frames]
 
 
+def put_header(front: bytearray, header: Header, num_arrays: int) -> None:
+    """Fills the room that was left for the header of a message which somebody else has encoded. It has no options."""
+    _HEADER.pack_into(front, 0, *header[:5], num_arrays, *header[6:])
+
+
+def put_reply(front: bytearray, request: memoryview, served_us: int, num_arrays: int) -> None:
+    """The same for a reply of one message: the header of the request, but for what tells a reply apart."""
+    front[:HEADER_BYTES] = request[:HEADER_BYTES]
+    _OF_MESSAGE.pack_into(front, _PREFIX.size - 12, REPLY, OK, num_arrays)
+    _TIMEOUT.pack_into(front, _PREFIX.size, 0)
+    _OF_REPLY.pack_into(front, HEADER_BYTES - _OF_REPLY.size, 0, min(served_us, _MAX_US), 0, 1, 0)
+
+
+def put_request(
+    front: bytearray, kind: int, num_arrays: int, request_id: int, timeout_us: int, priority: int, sender: int,
+    incarnation: int, batch: int, layer: int, path: int, loader: int,
+) -> None:  # fmt: skip
+    """The same for a request, from its fields."""
+    _HEADER.pack_into(
+        front, 0, MAGIC, VERSION, kind, 0, OK, num_arrays, request_id, timeout_us, priority, sender, incarnation, 0,
+        batch, layer, path, loader, 0, 0, 0, 0, 0,
+    )  # fmt: skip
+
+
 def reply_header(
     request: Header, *, status: int = OK, queued_us: int = 0, served_us: int = 0, chunk: int = 0, num_chunks: int = 1,
     flags: int = 0,
@@ -258,9 +285,9 @@ def reply_header(
 
 def with_timeout(front: Buffer, timeout_us: int) -> bytes:
     """The first frame of a request again, for sending it later with less time left."""
-    assert isinstance(front, bytes)
+    assert isinstance(front, (bytes, bytearray))
     header = Header._make(_HEADER.unpack_from(front))._replace(timeout_us=timeout_us)
-    return _HEADER.pack(*header) + front[_HEADER.size :]
+    return _HEADER.pack(*header) + bytes(front[_HEADER.size :])
 
 
 def read_header(front: bytes | memoryview, limits: Limits) -> Header:
@@ -284,8 +311,7 @@ def check_request(header: Header) -> None:
     """WireError unless a header can be a request's: no flags, and zero in the fields of replies."""
     if header.flags & REPLY:
         raise WireError("flags", "a reply where a request was expected")
-    of_replies = (header.status, header.queued_us, header.served_us, header.chunk, header.num_chunks)
-    if header.flags or any(of_replies):
+    if header.flags or header.status or header.queued_us or header.served_us or header.chunk or header.num_chunks:
         raise WireError(
             "flags", f"a request with flags {header.flags}, status {header.status} or other fields of replies"
         )
@@ -372,7 +398,10 @@ def locate_arrays(kinds: bytes, dims: tuple[int, ...], at: int, frames: Sequence
 
 def num_bytes(frames: Iterable[Buffer | zmq.Frame]) -> int:
     """Bytes of a message's frames, without libzmq's own."""
-    return sum(frame.nbytes if isinstance(frame, np.ndarray) else len(frame) for frame in frames)
+    total = 0
+    for frame in frames:
+        total += frame.nbytes if isinstance(frame, np.ndarray) else len(frame)
+    return total
 
 
 @lru_cache(maxsize=4096)

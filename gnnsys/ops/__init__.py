@@ -63,6 +63,7 @@ from gnnsys.ops.relation_groups import RelationGroups, group_by_type, group_stru
 from gnnsys.ops.relation_sums import Relation, relation_conv
 from gnnsys.ops.rows import gather_rows, read_rows, scatter_rows
 from gnnsys.ops.sampling import Neighbors, find_edges, sample_neighbors, stream_key
+from gnnsys.ops.small_rows import RawRows, address_of, gather_bytes, place_bytes, split_ids
 from gnnsys.ops.stitch import PartNeighbors, name_neighbors, stitch_neighbors
 from gnnsys.ops.store import (
     fill_uniform,
@@ -108,6 +109,7 @@ __all__ = [
     "PairTable",
     "PartNeighbors",
     "PartedCSC",
+    "RawRows",
     "RefinedCut",
     "Relation",
     "RelationGroups",
@@ -116,6 +118,7 @@ __all__ = [
     "WholeDegrees",
     "WholeWeights",
     "add_fingerprints",
+    "address_of",
     "as_bytes",
     "bfs_order",
     "both_directions",
@@ -143,6 +146,7 @@ __all__ = [
     "fingerprint_edges",
     "fingerprint_rows",
     "gat_aggregate",
+    "gather_bytes",
     "gather_cached",
     "gather_parts",
     "gather_rows",
@@ -164,6 +168,7 @@ __all__ = [
     "owners_of",
     "pairs_of",
     "parse_table",
+    "place_bytes",
     "planted_edges",
     "planted_labels",
     "random_permutation",
@@ -187,6 +192,7 @@ __all__ = [
     "source_words",
     "sparse_adagrad_step",
     "sparse_adam_step",
+    "split_ids",
     "spmm",
     "spmm_add",
     "spmm_and_own",

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import importlib
 import platform
+from typing import Any
 
 import torch
 
 try:
-    importlib.import_module("gnnsys._C")
+    plain: Any = importlib.import_module("gnnsys._C")  # what is called without torch
 except ImportError as error:  # pragma: no cover - only on a broken installation
     raise ImportError(
         "gnnsys was imported without its native core (gnnsys._C). Install it with `pip install .` in the repository, "

@@ -68,7 +68,9 @@ class GraphServer:
         native_threads = 2 if (os.cpu_count() or 1) >= 8 else 1  # few cores are left to the trainers
         self.server = Server(
             handlers, bind=bind, keys=keys, threads=threads, native_threads=native_threads, name=f"machine-{machine}",
-            is_reserved=is_reserved, at_once=(Kind.STATUS, Kind.STOP), io_threads=io_threads,
+            is_reserved=is_reserved, at_once=(Kind.STATUS, Kind.STOP),
+            short={Kind.PULL: lambda header, front: self._shard.answer_small(header, front)},
+            io_threads=io_threads,
         )  # fmt: skip
 
     def start(self) -> list[str]:

@@ -105,6 +105,10 @@ class Machines:
             layer=layer, path=path, reply_bytes=reply_bytes,
         )  # fmt: skip
 
+    def client_for(self, machine: int) -> Client | None:
+        """What reaches a machine by messages; None where this process holds its shard itself, or has no client."""
+        return None if self.holds(machine) else self._client
+
 
 class AllMachines:
     """The machines of `machine_of_part`, in order."""

@@ -10,10 +10,15 @@ No JSON on these paths. A table is its number, a dtype its place in WIRE_DTYPES;
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from gnnsys.comm import CODE_OF, HEADER_BYTES, INLINE_BELOW, Header
+from gnnsys.store.spec import TableSpec
 
 WIRE_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 PUSH_MODES = ("write", "add")
@@ -22,6 +27,17 @@ CHUNK_BYTES = 4 << 20  # every chunk costs a few hundred microseconds of Python,
 MAX_PIECES = 256
 REQUEST_BYTES = 2 * CHUNK_BYTES  # of rows, below which a pull is not cut into more requests
 MAX_ITEMS = 1 << 16  # of a plan
+
+# A pull of no more takes about as long as handing it to another thread does, also where its rows are on a disk.
+SMALL_ROWS = 1 << 10
+SMALL_BYTES = 1 << 20
+
+# A message that asks for whole rows of one part: dtypes and dimensions of plan and row numbers, their sizes, the plan;
+# then the row numbers.
+ASK_ROWS = struct.Struct("<4B3q5q")
+COUNT_AT = HEADER_BYTES + 4 + 2 * 8  # of row numbers
+IDS_AT = HEADER_BYTES + ASK_ROWS.size
+assert IDS_AT % 8 == 0  # as arrays lie in a first frame
 
 
 class ArrayList:
@@ -48,6 +64,36 @@ class ArrayList:
             else torch.empty(0, width, dtype=torch.int64, device="cpu")
         )
         return [plan, *self.arrays]
+
+
+class RowFormat:
+    """How a reply of one message has whole rows of one table."""
+
+    def __init__(self, spec: TableSpec) -> None:
+        self._row_shape = spec.row_shape
+        self._kinds = (CODE_OF[torch.int64], 2, CODE_OF[spec.dtype], 1 + len(spec.row_shape))
+        self._struct = struct.Struct(f"<4B{3 + len(spec.row_shape)}q3q")
+        self.row_bytes = spec.row_size * spec.dtype.itemsize
+        self.rows_at = HEADER_BYTES + self._struct.size
+
+    def describe(self, count: int) -> bytes:
+        """What stands between the header and the rows of a reply that has `count` of them."""
+        return self._struct.pack(*self._kinds, 1, 3, count, *self._row_shape, 0, 0, count)
+
+    def is_inline(self, count: int) -> bool:
+        """Whether the rows lie in the first frame."""
+        return count * self.row_bytes < INLINE_BELOW
+
+    def find_rows(self, header: Header, frames: Sequence[Any], count: int) -> memoryview | None:
+        """Where the rows are in a received reply that has exactly `count` of them; None where it is any other."""
+        front, size, at = frames[0].buffer, count * self.row_bytes, self.rows_at
+        if header.num_arrays != 2 or header.num_option_bytes or front[HEADER_BYTES:at] != self.describe(count):
+            return None
+        if self.is_inline(count):
+            rows: memoryview | None = front[at:] if len(frames) == 1 else None
+        else:
+            rows = frames[1].buffer if len(frames) == 2 and len(front) == at else None
+        return rows if rows is not None and len(rows) == size else None
 
 
 def read_plan(arrays: Sequence[Tensor], width: int) -> list[list[int]]:

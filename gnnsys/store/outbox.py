@@ -137,10 +137,10 @@ class Outbox:
 
     def wait(self, *names: str) -> None:
         """Waits for the pushes to tables; raises what was said against one, once, unless its caller has heard it."""
+        if not any(map(self._pushes.get, names)):
+            return
         with self._lock:
             under_way = [push for name in names for push in self._pushes.get(name, ())]
-        if not under_way:
-            return
         untold = [push for push in under_way if push.settle() is not None and not push.is_told]
         with self._lock:
             for name in names:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
-from gnnsys.ops import fill_uniform, gather_rows, move_rows, update_rows
+from gnnsys.ops import RawRows, fill_uniform, gather_rows, move_rows, update_rows
+from gnnsys.store.message_plan import RowFormat
 from gnnsys.store.shared_rows import SharedRows
 from gnnsys.store.spec import TableSpec
 
@@ -41,6 +44,15 @@ class PartRows:
         """Rows of zeros in shared memory."""
         shared = SharedRows.create(spec.part_shape(part), spec.dtype)
         return cls(spec, part, shared.rows, shared)
+
+    @cached_property
+    def raw(self) -> RawRows:
+        """The rows as addresses, for as long as this object lives."""
+        return RawRows.of(self.rows, self.versions)
+
+    @cached_property
+    def reply_format(self) -> RowFormat:
+        return RowFormat(self.spec)
 
     @property
     def dropped(self) -> bool:

@@ -113,7 +113,7 @@ class _Item(NamedTuple):
 
 
 @dataclass
-class _Message:
+class PullMessage:
     """What one machine is asked, and where each item of its reply goes."""
 
     arrays: ArrayList = field(default_factory=ArrayList)
@@ -125,15 +125,19 @@ class _Message:
         columns = self.arrays.add(target.wire_columns)
         dtype = NONE if target.wire_dtype is None else WIRE_DTYPES.index(target.wire_dtype)
         self.plan.append((target.spec.number, part, self.arrays.add(local), columns, dtype))
-        self.items.append(_Item(target, order, first, local.numel()))
+        self.expect(target, order, first, local.numel())
         self.reply_bytes += local.numel() * target.wire_row_bytes
+
+    def expect(self, target: Target, order: Tensor | None, first: int, count: int) -> None:
+        """The reply's next item is so many rows of `target`."""
+        self.items.append(_Item(target, order, first, count))
 
 
 class PendingPull:
     """A pull under way; `result()` once, by one thread."""
 
     def __init__(
-        self, outs: list[Tensor], answers: list[tuple[ShardReply, _Message]], refused: Refused, num_bytes: int
+        self, outs: list[Tensor], answers: list[tuple[ShardReply, PullMessage]], refused: Refused, num_bytes: int
     ) -> None:
         self._outs, self._answers, self._refused = outs, answers, refused
         self.bytes_remote = 0  # of rows that came from other processes; complete after result()
@@ -154,7 +158,7 @@ class PendingPull:
         self._answers = []
         return self._outs
 
-    def _place_all(self, answer: ShardReply, message: _Message) -> Iterator[None]:
+    def _place_all(self, answer: ShardReply, message: PullMessage) -> Iterator[None]:
         """Puts the rows of one answer in place, a chunk at a time."""
         missing = [item.num_rows for item in message.items]
         try:
@@ -163,10 +167,13 @@ class PendingPull:
                 yield
         except RemoteValueError as error:
             raise self._refused(error, [item.target.spec for item in message.items]) from error
+        self._check_all_came(missing)
+
+    def _check_all_came(self, missing: Sequence[int]) -> None:
         if any(missing):
             raise RuntimeError(f"a shard left {sum(missing)} rows of a pull away")
 
-    def _place(self, chunk: Received, message: _Message, missing: list[int]) -> None:
+    def _place(self, chunk: Received, message: PullMessage, missing: list[int]) -> None:
         pieces, *arrays = chunk.arrays
         for (number, first, count), rows in zip(pieces.tolist(), arrays, strict=True):
             target, order, begin_at, _ = message.items[number]
@@ -221,7 +228,7 @@ def begin(
                 target.add(run, serving.rows)
             else:
                 at_hand.append((target, run, serving.rows))
-    answers: list[tuple[ShardReply, _Message]] = []
+    answers: list[tuple[ShardReply, PullMessage]] = []
     for machine, items in asked.items():
         for message in _messages(items, machines.num_lanes(machine)):
             answer = machines.ask(
@@ -237,14 +244,14 @@ def begin(
     return PendingPull([target.out for target, _, _ in wanted], answers, refused, num_bytes)
 
 
-def _messages(items: Sequence[tuple[Target, Located]], num_lanes: int) -> list[_Message]:
+def _messages(items: Sequence[tuple[Target, Located]], num_lanes: int) -> list[PullMessage]:
     """What one machine is asked: one message, or up to one per lane, each for an equal share of the rows.
 
     Rows that may change are read by one message, as one lane would have it. An array of row numbers that several
     tables share is cut once, and still travels once.
     """
     num_bytes = sum(run.local.numel() * target.wire_row_bytes for target, run in items if not target.spec.mutable)
-    messages = [_Message() for _ in range(max(1, min(num_lanes, num_bytes // REQUEST_BYTES)))]
+    messages = [PullMessage() for _ in range(max(1, min(num_lanes, num_bytes // REQUEST_BYTES)))]
     shares_of: dict[int, Sequence[Tensor]] = {}  # by the array's identity
     for target, run in items:
         local, order = run.local, target.order(run)

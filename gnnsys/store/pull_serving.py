@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from gnnsys.comm import Reply
-from gnnsys.ops import BufferPool
+from gnnsys.comm import CODE_OF, HEADER_BYTES, Header, Reply, ShortReply
+from gnnsys.ops import BufferPool, address_of, gather_bytes
 from gnnsys.store.message_plan import (
     CHUNK_BYTES,
+    IDS_AT,
     MAX_PIECES,
     NONE,
+    SMALL_BYTES,
+    SMALL_ROWS,
     WIRE_DTYPES,
     columns_from_wire,
     named_array,
@@ -20,6 +25,12 @@ from gnnsys.store.message_plan import (
 )
 from gnnsys.store.part_rows import PartRows
 from gnnsys.store.table import Table
+
+_ASKED = struct.Struct("<4s3q5q")  # as ASK_ROWS
+_ID_BYTES = {
+    bytes([CODE_OF[torch.int64], 2, CODE_OF[dtype], 1]): dtype.itemsize for dtype in (torch.int32, torch.int64)
+}
+_WHOLE_ROWS = [1, NONE, NONE]  # of array 1, all columns, as they are
 
 
 class _Item:
@@ -86,3 +97,29 @@ def _read_item(item: Sequence[int], arrays: Sequence[Tensor], find: Callable[[in
     if read.row_bytes > max(CHUNK_BYTES, 8 * rows.spec.row_size):
         raise ValueError(f"a row of {read.row_bytes} bytes is asked for: {columns_at=} names columns again and again")
     return read
+
+
+def answer_small(header: Header, front: memoryview, tables: Mapping[int, Table]) -> ShortReply | None:
+    """The reply to a message that asks for few whole rows of one table; None for every other message."""
+    if header.num_arrays != 2 or header.num_option_bytes or len(front) <= IDS_AT:
+        return None
+    kinds, num_items, width, count, number, part, *rest = _ASKED.unpack_from(front, HEADER_BYTES)
+    id_bytes = _ID_BYTES.get(kinds)
+    if id_bytes is None or num_items != 1 or width != 5 or rest != _WHOLE_ROWS or count > SMALL_ROWS:
+        return None
+    table = tables.get(number)
+    rows = None if table is None else table.parts.get(part)
+    if rows is None or len(front) != IDS_AT + count * id_bytes or rows.dropped:
+        return None
+    form = rows.reply_format
+    if not 0 < count * form.row_bytes <= SMALL_BYTES:
+        return None
+    is_inline = form.is_inline(count)
+    ids = address_of(front) + IDS_AT
+    gathered = gather_bytes(rows.raw, ids, id_bytes, count, form.rows_at if is_inline else 0)
+    if gathered is None:
+        return None
+    if is_inline:
+        gathered[HEADER_BYTES : form.rows_at] = form.describe(count)
+        return ShortReply([gathered], 2)
+    return ShortReply([bytearray(HEADER_BYTES) + form.describe(count), np.frombuffer(gathered, np.uint8)], 2)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from gnnsys.comm import RemoteError
+from gnnsys.comm import FRAME_BYTES, RemoteError
 from gnnsys.ops import move_rows
 from gnnsys.store.candidates import Located
 from gnnsys.store.machines import ShardReply
@@ -17,6 +17,7 @@ from gnnsys.store.pull import Refused
 from gnnsys.store.spec import TableSpec
 
 _MESSAGE_BYTES = 16 << 20
+_MOST_PIECES = 128  # of one step, about: a message has so many arrays, and no more
 
 
 class PendingPush:
@@ -73,13 +74,15 @@ def push_messages(
     spec: TableSpec, runs: Sequence[Located], rows: Tensor, mode: str
 ) -> Iterator[tuple[int, list[Tensor]]]:
     """The part each message is for, and its arrays. Rows are copied: the caller may change its own at once."""
-    per_message = max(1, _MESSAGE_BYTES // max(1, spec.row_size * rows.element_size()))
+    row_bytes = max(1, spec.row_size * rows.element_size())
+    per_message, code = max(1, _MESSAGE_BYTES // row_bytes), PUSH_MODES.index(mode)
     for run in runs:
-        for first in range(0, run.local.numel(), per_message):
-            ids = run.local[first : first + per_message]
-            arrays = ArrayList()
-            item = (spec.number, run.part, arrays.add(ids), arrays.add(_rows_of(run, rows, first, ids.numel())))
-            yield run.part, arrays.with_plan([(*item, PUSH_MODES.index(mode))], 5)
+        for begin in range(0, run.local.numel(), per_message):
+            arrays, plan = ArrayList(), []
+            end = min(begin + per_message, run.local.numel())
+            for ids, piece in _pieces(run, rows, begin, end, max(1, FRAME_BYTES // row_bytes)):
+                plan.append((spec.number, run.part, arrays.add(ids), arrays.add(piece), code))
+            yield run.part, arrays.with_plan(plan, 5)
 
 
 def step_messages(
@@ -88,14 +91,22 @@ def step_messages(
     """One message for every machine that has rows of the table, with gradients or without."""
     of_part = {run.part: run for run in runs}
     grads = grads.to(torch.float32)
+    per_piece = max(1, FRAME_BYTES // max(1, spec.row_size * grads.element_size()), grads.shape[0] // _MOST_PIECES)
     for machine in sorted(set(machine_of_part)):
         arrays, plan = ArrayList(), []
         for part in (p for p, owner in enumerate(machine_of_part) if owner == machine and p in of_part):
             run = of_part[part]
-            ids = arrays.add(run.local)
-            plan.append((part, ids, arrays.add(_rows_of(run, grads, 0, run.local.numel()))))
+            for ids, piece in _pieces(run, grads, 0, run.local.numel(), per_piece):
+                plan.append((part, arrays.add(ids), arrays.add(piece)))
         if any(spec.part_shape(part)[0] for part, owner in enumerate(machine_of_part) if owner == machine):
             yield machine, arrays.with_plan(plan, 3)
+
+
+def _pieces(run: Located, rows: Tensor, begin: int, end: int, per_piece: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Row numbers and rows from `begin` to `end` of a run, in order. A piece of one frame is not copied there."""
+    for first in range(begin, end, per_piece):
+        ids = run.local[first : min(first + per_piece, end)]
+        yield ids, _rows_of(run, rows, first, ids.numel())
 
 
 def _rows_of(run: Located, rows: Tensor, first: int, count: int) -> Tensor:

@@ -16,14 +16,14 @@ from typing import Any
 
 from torch import Tensor
 
-from gnnsys.comm import Handler, Kind, Reply, Request
+from gnnsys.comm import Handler, Header, Kind, Reply, Request, ShortReply
 from gnnsys.ops import BufferPool
 from gnnsys.store.capacity import check_room, memory_for_tables, parts_of_tables
 from gnnsys.store.describe import bounds_in, contribution_in, described, filler, name_in
 from gnnsys.store.incarnation import Life
 from gnnsys.store.message_plan import PUSH_MODES, named_array, read_plan, unknown_table
 from gnnsys.store.part_rows import PartRows
-from gnnsys.store.pull_serving import pull_chunks
+from gnnsys.store.pull_serving import answer_small, pull_chunks
 from gnnsys.store.push_order import PushOrder
 from gnnsys.store.rounds import Deadlines
 from gnnsys.store.row_optimizers import STATES, state_row_shape
@@ -227,6 +227,10 @@ class Shard:
 
     def _pull(self, request: Request) -> Iterator[Reply]:
         return pull_chunks(request.arrays, self._by_number, self._buffers)
+
+    def answer_small(self, header: Header, front: memoryview) -> ShortReply | None:
+        """Answers a pull of few rows from the bytes of its message; None where the handler is to do it."""
+        return answer_small(header, front, self._tables)
 
     def _push(self, request: Request) -> Any:
         arrays = request.arrays

@@ -22,7 +22,7 @@ from gnnsys.store.checks import check_ids, checked_rows, init_json, out_for
 from gnnsys.store.describe import spec_in
 from gnnsys.store.dist_tensor import DistTensor
 from gnnsys.store.machines import ORDER_SECONDS, AllMachines, Machines, reply_of
-from gnnsys.store.message_plan import PUSH_MODES, unknown_table
+from gnnsys.store.message_plan import PUSH_MODES, SMALL_ROWS, unknown_table
 from gnnsys.store.outbox import Outbox
 from gnnsys.store.part_rows import SHARD, Outdated, PartRows
 from gnnsys.store.pull import PendingPull, Pull, RenewedPull, Target, Wanted, begin
@@ -30,6 +30,7 @@ from gnnsys.store.push import PendingPush, push_messages, step_messages
 from gnnsys.store.row_optimizers import check_optimizer, state_names
 from gnnsys.store.shard import Shard
 from gnnsys.store.shared_rows import SharedRows
+from gnnsys.store.small_pull import SmallTable, StartPull
 from gnnsys.store.source import check_policy
 from gnnsys.store.spec import TableSpec, check_new, even_bounds
 
@@ -68,6 +69,7 @@ class Store:
         self._rows: dict[str, dict[int, PartRows]] = {}  # what this process reads by itself
         self._replicas: dict[str, dict[int, list[int]]] = {}  # machines beside `machine_of_part`, by table and part
         self._candidates: dict[str, list[tuple[Candidate, ...]]] = {}
+        self._small_tables: dict[str, SmallTable] = {}
         self._outbox = Outbox(self._machines, self._refused)
         self._lock = threading.RLock()
         self._is_closed = False
@@ -258,11 +260,10 @@ class Store:
             "priority": priority, "path": path, "batch": batch, "layer": layer, "timeout": timeout,
         }  # fmt: skip
 
-        def start() -> PendingPull:
-            return self._pull(pulls, of_messages)
-
+        start = StartPull(self._pull, pulls, of_messages, self._refused)
         try:
-            return RenewedPull(start(), start)
+            small = self._small_pull(pulls[0], start) if len(pulls) == 1 else None
+            return RenewedPull(start(), start) if small is None else small
         except Outdated:
             return start()
 
@@ -292,6 +293,29 @@ class Store:
             raise
         except ValueError as error:
             raise self._refused(error, [target.spec for target, _, _ in wanted]) from error
+
+    def _small_pull(self, pull: Pull, start: StartPull) -> PendingPull | None:
+        """A pull of few whole rows, begun; None where the ordinary way is to do it."""
+        name, ids, out = pull.table, pull.ids, pull.out
+        table = self._small_tables.get(name)
+        if table is None or table.candidates is not self._candidates.get(name):
+            if ids.numel() > SMALL_ROWS:
+                return None
+            self._outbox.wait(name)
+            table = self._small_tables[name] = SmallTable(*self._known(name), self._machines)
+        if (
+            ids.numel() > table.max_rows
+            or not (pull.columns is pull.wire_dtype is pull.at is pull.policy is None)
+            or self.policy is not nearest
+            or any([rows.outdated for rows in table.at_hand])
+        ):
+            return None
+        self._outbox.wait(name)
+        if out is None:
+            out = torch.empty((ids.numel(), *table.spec.row_shape), dtype=table.spec.dtype, device="cpu")
+        if not table.fits(ids, out):
+            return None
+        return table.begin(ids, out, start)
 
     # Writing
 
@@ -342,6 +366,7 @@ class Store:
             for name in [name for name in self._specs if name not in self._rows]:
                 self._forget(name)
             self._candidates.clear()
+            self._small_tables.clear()
         if self._local is not None:
             self._local.close()
 
@@ -385,6 +410,7 @@ class Store:
         with self._lock:
             for known in (name, *state_names(name)):
                 self._candidates.pop(known, None)
+                self._small_tables.pop(known, None)
                 if known not in self._rows:  # rows that this process was given stay: nobody drops them
                     spec = self._specs.pop(known, None)
                     if spec is not None:

@@ -192,3 +192,31 @@ def test_what_cannot_be_sent_is_refused_where_it_is_asked_for(arrays, options, m
 def test_a_field_that_does_not_fit_the_header_is_named():
     with pytest.raises(ValueError, match="priority=4294967296"):
         encoded(priority=2**32)
+
+
+def test_headers_that_are_put_into_place_are_those_of_the_other_functions():
+    header = wire.make_header(
+        16,
+        5,
+        timeout_us=10**7,
+        priority=-3,
+        sender=4,
+        incarnation=1 << 60,
+        sequence=7,
+        batch=9,
+        layer=2,
+        path=8,
+        loader=6,
+    )
+    front = wire.encode(header, [torch.arange(3)], None, Limits())[0]
+    for served_us in (0, 12, 1 << 40):
+        reply = bytearray(b"x" * 200)
+        wire.put_reply(reply, memoryview(front), served_us, 2)
+        wanted = bytearray(b"x" * 200)
+        wire.put_header(wanted, wire.reply_header(header, served_us=served_us), 2)
+        assert reply == wanted
+        assert wire.read_header(reply, Limits()).num_arrays == 2
+    request, wanted = bytearray(b"x" * 200), bytearray(b"x" * 200)
+    wire.put_request(request, 16, 2, 5, 10**7, -3, 4, 1 << 60, 9, 2, 8, 6)
+    wire.put_header(wanted, header._replace(sequence=0), 2)
+    assert request == wanted

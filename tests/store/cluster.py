@@ -79,11 +79,19 @@ def noting_pulls(shard: Shard, pulls: list[tuple[int, Request]]) -> dict[int, An
 
 
 @contextmanager
-def cluster(machine_of_part: Sequence[int], num_ranks: int = 1, lanes: int = 1) -> Iterator[Cluster]:
-    """Machines 0, 1, ... that serve the parts as told; everything is closed at the end."""
+def cluster(
+    machine_of_part: Sequence[int], num_ranks: int = 1, lanes: int = 1, *, short: bool = False
+) -> Iterator[Cluster]:
+    """Machines 0, 1, ... that serve the parts as told; everything is closed at the end.
+
+    With `short`, small pulls are answered from their bytes, and are not among the pulls that are noted.
+    """
     shards = [Shard(machine) for machine in range(max(machine_of_part) + 1)]
     pulls: list[tuple[int, Request]] = []
-    servers = [Server(noting_pulls(shard, pulls)).start() for shard in shards]
+    servers = [
+        Server(noting_pulls(shard, pulls), short={Kind.PULL: shard.answer_small} if short else None).start()
+        for shard in shards
+    ]
     peers = {machine: server.endpoints[0] for machine, server in enumerate(servers)}
     clients = [Client(peers, sender=rank, incarnation=1, timeout=120, lanes=lanes) for rank in range(num_ranks)]
     try:

@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gnnsys.comm import Client, Server
+from gnnsys.comm import Client, Kind, Server
 from gnnsys.store import Pull, Shard, Store
 from tests.comm.endpoints import Proxy
 from tests.store.cluster import DEADLINE, generator
@@ -111,7 +111,7 @@ class Wires:
 def broken_cluster(seed: int) -> Iterator[tuple[list[Store], list[Client], Wires]]:
     """A store per rank, each behind wires of its own that break all the time."""
     shards = [Shard(machine) for machine in sorted(set(MACHINE_OF_PART))]
-    servers = [Server(shard.handlers()).start() for shard in shards]
+    servers = [Server(shard.handlers(), short={Kind.PULL: shard.answer_small}).start() for shard in shards]
     wires = Wires(servers, seed)
     clients = [
         Client(

@@ -59,6 +59,19 @@ def test_pushes_larger_than_a_message_arrive_whole(monkeypatch):
         assert torch.equal(table[ids], rows.bfloat16())
 
 
+@pytest.mark.parametrize("mode", ["write", "add"])
+def test_pieces_of_a_push_are_applied_in_its_order(monkeypatch, mode):
+    monkeypatch.setattr("gnnsys.store.push.FRAME_BYTES", 1024)  # 16 rows
+    with cluster([1, 1]) as c:
+        table = c.stores[0].create("t", 300, (16,))
+        rows, ids = random_rows(1000, 16), random_ids(1000, 300)
+        c.stores[0].push("t", ids, rows, mode).result()
+        dense = torch.zeros(300, 16)
+        for number, row in zip(ids.tolist(), rows, strict=True):
+            dense[number] = row if mode == "write" else dense[number] + row
+        assert torch.equal(table[torch.arange(300)], dense)
+
+
 def push_request(spec: TableSpec, sequence: int, value: float, *, incarnation: int = 1) -> Request:
     plan = torch.tensor([[spec.number, 0, 1, 2, 1]])
     arrays = [plan, torch.tensor([3]), torch.tensor([value])]

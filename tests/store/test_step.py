@@ -32,6 +32,24 @@ def test_a_step_waits_for_all_ranks_and_is_their_average():
         torch.testing.assert_close(c.stores[1].tensor("t/sum")[:], total * total)
 
 
+@pytest.mark.parametrize("kind", ["adam", "adagrad", "sgd"])
+def test_the_result_does_not_depend_on_the_pieces_that_gradients_travel_in(monkeypatch, kind):
+    optimizer = {
+        "adam": {"kind": "adam", "lr": 0.1, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8},
+        "adagrad": {"kind": "adagrad", "lr": 0.1, "lr_decay": 0.0, "initial": 0.0, "eps": 1e-10},
+        "sgd": {"kind": "sgd", "lr": 0.1},
+    }[kind]
+    ids, grads, results = random_ids(500, 60), random_rows(500, 16), []
+    for frame_bytes in (1 << 20, 1024):  # all at once, and 16 rows
+        monkeypatch.setattr("gnnsys.store.push.FRAME_BYTES", frame_bytes)
+        with cluster([0, 1]) as c:
+            table = c.stores[0].create("t", 60, (16,), init=("uniform", -1.0, 1.0, 3))
+            for _ in range(2):
+                c.stores[0].step("t", ids, grads, optimizer).result()
+            results.append(table[torch.arange(60)])
+    assert torch.equal(*results)
+
+
 def test_the_result_does_not_depend_on_who_comes_first():
     results = []
     for order in ([0, 1, 2], [2, 1, 0], [1, 2, 0]):

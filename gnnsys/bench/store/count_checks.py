@@ -21,7 +21,7 @@ import torch
 
 from gnnsys.bench.instructions import STEPPED, Counter
 from gnnsys.bench.store.pull_checks import PullMessages, checked, trusting
-from gnnsys.comm import Client, Keys, Server
+from gnnsys.comm import Client, Keys, Kind, Server
 from gnnsys.store import Pull, Shard, Store, TableSpec
 
 _DIM = 128  # values: 512 bytes
@@ -63,7 +63,7 @@ def serve_rows(num_rows: int, keys: Keys | None, **seconds: Any) -> tuple[Server
     spec = TableSpec(_SPEC_NAME, (_DIM,), torch.float32, (0, rows.shape[0]))
     shard = Shard()
     shard.add(spec, 0, rows)
-    server = Server(shard.handlers(), keys=keys).start()
+    server = Server(shard.handlers(), keys=keys, short={Kind.PULL: shard.answer_small}).start()
     client = Client({0: server.endpoints[0]}, sender=0, incarnation=1, keys=keys, timeout=_NEVER, **seconds)
     store = Store(machine_of_part=[0], machine=1, client=client, rank=0, world_size=1)
     store.register(spec)

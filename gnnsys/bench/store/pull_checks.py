@@ -40,7 +40,7 @@ class PullMessages:
 
     def _received(self, header: wire.Header, arrays: list[torch.Tensor]) -> list[zmq.Frame]:
         frames = wire.encode(header, arrays, None, self.limits)
-        return [zmq.Frame(frame if isinstance(frame, bytes) else frame.tobytes()) for frame in frames]
+        return [zmq.Frame(bytes(frame)) for frame in frames]
 
     def described(self, frames: list[zmq.Frame]) -> Described:
         """As `read_message` finds it."""
