@@ -20,6 +20,7 @@ import zmq
 from torch import Tensor
 
 from gnnsys.comm import wire
+from gnnsys.comm.arrays import ReceivedFrame
 from gnnsys.comm.context import RequestContext, current_context, first_given
 from gnnsys.comm.counters import Tally
 from gnnsys.comm.errors import Closed, CommError, DeadlineExceeded, ShardLost, WireError
@@ -28,7 +29,7 @@ from gnnsys.comm.kinds import CONTROL, Kind, kind_name
 from gnnsys.comm.peer_link import Connection, Link, ids_array, make_name, states_of
 from gnnsys.comm.pending import Pending
 from gnnsys.comm.server import UNKNOWN
-from gnnsys.comm.sockets import SharedSocket, WakeUp
+from gnnsys.comm.sockets import SharedSocket, WakeUp, port_of
 from gnnsys.comm.wire import Limits
 
 _log = logging.getLogger(__name__)
@@ -96,7 +97,7 @@ class Client:
         self._name = name
         self._ids = itertools.count(1)
         self._connections: list[tuple[Link, Connection, SharedSocket]] = []  # that have a socket
-        self._lock = threading.Lock()  # of making them
+        self._lock = threading.RLock()  # of making them
         self._turned_away: list[tuple[float, Link, Connection, Pending]] = []  # when to send them again
         self._wake_up = WakeUp()
         self._tally = Tally()
@@ -161,7 +162,7 @@ class Client:
             link.waiting_since = pending.last_sign
         connection.add(pending)
         try:
-            self._transmit(link, connection, kind, frames)
+            self._transmit(link, connection, kind, frames, request_id)
         except (zmq.ZMQError, ValueError) as error:
             if self._stop or (isinstance(error, zmq.ZMQError) and error.errno in (zmq.ENOTSOCK, zmq.ETERM)):
                 self._fail_all(link, lambda pending: Closed("the client is closed"))
@@ -203,11 +204,17 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _transmit(self, link: Link, connection: Connection, kind: int, frames: list[wire.Buffer]) -> None:
-        socket = connection.socket or self._open(link, connection)
+    def _transmit(
+        self, link: Link, connection: Connection, kind: int, frames: list[wire.Buffer], request_id: int = 0
+    ) -> None:
+        """Sends a message. Where it is not agreed yet how to seal it, the request is sent once that is."""
+        socket = connection.socket or self._open(link, connection, request_id)
+        if socket is None:
+            return
+        sealed = connection.sealing.seal(frames)
         with socket.lock:
             try:
-                socket.send(frames)
+                socket.send(sealed)
             except zmq.Again:
                 # A client's queues have no limit: libzmq has given the connection up, as it does when the other end
                 # speaks another protocol (it wants a key, say). The thread that reads lets go of the socket.
@@ -217,15 +224,82 @@ class Client:
             link.last_said = time.monotonic()
             self._tally.sent(link.peer, kind, wire.num_bytes(frames))
 
-    def _open(self, link: Link, connection: Connection) -> SharedSocket:
+    def _open(self, link: Link, connection: Connection, request_id: int = 0) -> SharedSocket | None:
+        """The connection's socket, made on first use; None where it is not agreed yet how to seal what it carries."""
         with self._lock:
             if self._stop:
                 raise zmq.ZMQError(zmq.ENOTSOCK)
+            if connection.socket is None and self._wants_sealing(connection):
+                if request_id:
+                    connection.sealing.waiting[request_id] = None
+                must_ask = not connection.sealing.ask_id
+                ask_id = connection.sealing.ask_id = connection.sealing.ask_id or next(self._ids)
+            else:
+                return self._make_socket(link, connection)
+        if must_ask:
+            self._ask_to_seal(link, connection, ask_id, time.monotonic())
+        return None
+
+    def _make_socket(self, link: Link, connection: Connection) -> SharedSocket:
+        with self._lock:
             if connection.socket is None:
                 socket = link.open(connection, self._context, self._keys, self._wake_up)
                 self._connections.append((link, connection, socket))
                 self._wake_up.wake()  # to poll this one too
-            return connection.socket
+            shared: SharedSocket = connection.socket
+            return shared
+
+    # Sealed connections
+
+    def _wants_sealing(self, connection: Connection) -> bool:
+        """Whether what this connection carries is to be sealed, and it is not agreed yet how."""
+        seals = self._keys is not None and self._keys.seals and connection.traffic_class != CONTROL
+        return seals and not connection.sealing.is_settled
+
+    def _ask_to_seal(self, link: Link, connection: Connection, ask_id: int, now: float) -> None:
+        """Asks over the control connection how to seal a lane, or whether the peer still knows what was agreed."""
+        connection.sealing.ask_id, connection.sealing.asked_at = ask_id, now
+        header = wire.make_header(
+            Kind.SEAL, ask_id, timeout_us=int(self._lost_after * 1e6), sender=self._sender,
+            incarnation=self._incarnation,
+        )  # fmt: skip
+        options = connection.sealing.question(connection.lane, port_of(link.endpoint))
+        with contextlib.suppress(zmq.ZMQError, ValueError):  # asked again when it is due again
+            self._transmit(link, link.control, Kind.SEAL, wire.encode(header, (), options, self._limits))
+
+    def _take_sealing(self, link: Link, header: wire.Header, frames: Sequence[ReceivedFrame], now: float) -> None:
+        """The peer's answer: how to seal, that it knows what was agreed, or (an error) that it seals nothing."""
+        connection = next((lane for lane in link.lanes if lane.sealing.ask_id == header.request_id), None)
+        if connection is None or self._keys is None:
+            return  # asked again meanwhile
+        sealing = connection.sealing
+        with self._lock:  # nobody makes the socket meanwhile
+            sealing.ask_id = 0
+            try:
+                if header.status != wire.OK:
+                    is_new = sealing.do_without()
+                else:
+                    is_new = sealing.take(wire.read_message(header, frames, self._limits).options, self._keys)
+                if is_new:
+                    self._begin_sealing(link, connection, now)
+            except (WireError, ValueError) as error:
+                self._tally.note(f"malformed: {getattr(error, 'reason', 'sealing')}")
+
+    def _begin_sealing(self, link: Link, connection: Connection, now: float) -> None:
+        """Makes the socket of a lane, or another in its place, and sends what waited for it or was lost with the last.
+
+        It is lost where the peer has begun another life, or has forgotten what was agreed.
+        """
+        old, connection.socket = connection.socket, None
+        if old is not None:
+            old.is_cut = True
+            connection.sealing.waiting |= dict.fromkeys(connection.outstanding)
+        self._make_socket(link, connection)
+        waiting, connection.sealing.waiting = connection.sealing.waiting, {}
+        for request_id in waiting:
+            if (pending := connection.outstanding.get(request_id)) is not None:
+                self._send_again(link, connection, pending, now)
+                pending.resent -= old is None
 
     # The thread that reads
 
@@ -272,7 +346,14 @@ class Client:
                     link.waiting_since = now
             for link, connection, socket in self._connections[:num_polled]:
                 if socket.hot or socket.fd in ready:
-                    for frames in socket.receive(_DRAIN, self._limits.max_frames):
+                    for received in socket.receive(_DRAIN, self._limits.max_frames):
+                        if socket is not connection.socket:
+                            break  # another took its place
+                        try:
+                            frames = connection.sealing.open(received)
+                        except WireError as error:  # nobody knows who sent it
+                            self._tally.note(f"malformed: {error.reason}")
+                            continue
                         link.hear(now, self._ping_interval)
                         connection.is_heard = True
                         self._accept(link, connection, frames, now)
@@ -296,7 +377,9 @@ class Client:
                     poller.unregister(socket.fd)
                     dropped += 1
                 self._connections.remove(entry)
-                connection.socket = None
+                if connection.socket is socket:
+                    connection.socket = None
+                    connection.sealing.forget(connection.outstanding)
             socket.close(0)
             self._tally.note("connection cut")
         return dropped
@@ -313,7 +396,7 @@ class Client:
         again_at = self._turned_away[0][0] if self._turned_away else math.inf
         return 1000 * max(0.0, min(self._wakes_at, self._next_beat, again_at) - time.monotonic()) + 1
 
-    def _accept(self, link: Link, connection: Connection, frames: list[zmq.Frame], now: float) -> None:
+    def _accept(self, link: Link, connection: Connection, frames: Sequence[ReceivedFrame], now: float) -> None:
         try:
             header = wire.read_header(frames[0].buffer, self._limits)
             if not header.flags & wire.REPLY:
@@ -333,6 +416,8 @@ class Client:
                 )
         elif header.kind == Kind.PING and header.request_id == connection.ping_id:
             self._take_ping(link, connection, header, frames, now)
+        elif header.kind == Kind.SEAL and connection is link.control:
+            self._take_sealing(link, header, frames, now)
         elif header.kind != Kind.PING:
             self._tally.note("late")  # its time had passed, or it was answered twice
 
@@ -342,7 +427,7 @@ class Client:
         connection: Connection,
         pending: Pending,
         header: wire.Header,
-        frames: list[zmq.Frame],
+        frames: Sequence[ReceivedFrame],
         now: float,
     ) -> None:
         """The peer had no room for a request and dropped it. It is sent again, after longer and longer waits."""
@@ -370,11 +455,11 @@ class Client:
             return
         front = wire.with_timeout(frames[0], max(1, int((pending.deadline - now) * 1e6)))
         with contextlib.suppress(zmq.ZMQError, ValueError):  # it stays outstanding, until its deadline
-            self._transmit(link, connection, pending.kind, [front, *frames[1:]])
+            self._transmit(link, connection, pending.kind, [front, *frames[1:]], pending.request_id)
             pending.resent += 1
 
     def _take_ping(
-        self, link: Link, connection: Connection, header: wire.Header, frames: list[zmq.Frame], now: float
+        self, link: Link, connection: Connection, header: wire.Header, frames: Sequence[ReceivedFrame], now: float
     ) -> None:
         asked, connection.asked, connection.ping_id = connection.asked, [], 0
         try:
@@ -415,6 +500,9 @@ class Client:
     def _ask(self, link: Link, now: float) -> None:
         for connection in link.connections:
             silent = connection.silent(max(now - self._resend_after, link.returned_at))
+            self._check_sealing(link, connection, bool(silent), now)
+            if connection.socket is None and self._wants_sealing(connection):
+                continue
             due = silent or (connection.traffic_class == CONTROL and link.silent_for(now) >= self._ping_interval)
             wait = self._resend_after if silent else self._ping_interval
             if not due or (
@@ -424,6 +512,15 @@ class Client:
             connection.ping_id, connection.ping_at, connection.asked = next(self._ids), now, silent
             with contextlib.suppress(zmq.ZMQError, ValueError):  # asked again when it is due again
                 self._ping(link, connection, connection.ping_id, silent)
+
+    def _check_sealing(self, link: Link, connection: Connection, is_silent: bool, now: float) -> None:
+        """Asks again how a lane is sealed where nothing comes on it: the peer may have begun another life."""
+        sealing = connection.sealing
+        is_quiet = is_silent or link.silent_for(now) >= self._ping_interval or not sealing.is_settled
+        if not (is_quiet and connection.outstanding and now - sealing.asked_at >= self._ping_interval):
+            return
+        if self._wants_sealing(connection) or sealing.agreement is not None:
+            self._ask_to_seal(link, connection, next(self._ids), now)
 
     def _ping(self, link: Link, connection: Connection, ping_id: int, asked: list[int]) -> None:
         header = wire.make_header(

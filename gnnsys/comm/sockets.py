@@ -37,6 +37,17 @@ def host_of(endpoint: str) -> str:
     return endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
 
 
+def port_of(endpoint: str) -> int:
+    """The port of a `tcp://host:port` endpoint; 0 of any other."""
+    port = endpoint.rpartition(":")[2]
+    return int(port) if endpoint.startswith("tcp://") and port.isdecimal() else 0
+
+
+def bulk_place(endpoint: str, port: int | str = "*") -> str:
+    """Another port of the same host."""
+    return f"{endpoint.rpartition(':')[0]}:{port}"
+
+
 def is_loopback(endpoint: str) -> bool:
     """Whether only processes of this machine can reach what is bound here."""
     if not endpoint.startswith("tcp://"):
