@@ -55,7 +55,8 @@ class Server:
     With `keys` only clients of the job are admitted; without, it binds to the loopback interface only. `is_reserved`:
     another process of this account holds its ports for it, by SO_REUSEPORT. Handlers of the kinds in `at_once` run in
     the thread that reads, and so are answered when all workers are busy: they must take no time and no lock. libzmq
-    shares connections among `io_threads`, which encrypt and decrypt.
+    shares connections among `io_threads`, which encrypt and decrypt CURVE. With keys that seal, rows go over another
+    port of each address: `bulk_port`, or one that is chosen.
 
     >>> with Server({Kind.PULL: lambda request: Reply(request.arrays)}) as server:
     ...     print(server.endpoints)
@@ -74,6 +75,7 @@ class Server:
         is_reserved: bool = False,
         at_once: Sequence[int] = (),
         io_threads: int = 1,
+        bulk_port: int = 0,
     ) -> None:
         if Kind.PING in handlers:
             raise ValueError("PING is answered by the server itself: leave it out of the handlers")
@@ -97,6 +99,7 @@ class Server:
         self._router: SharedSocket | None = None
         self._sessions = SealedSessions(keys) if keys is not None and keys.seals else None
         self._bulk_router: SharedSocket | None = None  # for what is sealed
+        self._bulk_port = bulk_port
         self._bulk_ports: dict[int, int] = {}  # by the port of the endpoint that they belong to
         self._wake_up = WakeUp()
         self._lock = threading.RLock()  # of the next three
@@ -145,7 +148,9 @@ class Server:
         protect_bulk_server(router)
         for endpoint in self._endpoints:
             if endpoint.startswith("tcp://"):
-                self._bulk_ports[port_of(endpoint)] = port_of(bind(router, bulk_place(endpoint)))
+                self._bulk_ports[port_of(endpoint)] = port_of(
+                    bind(router, bulk_place(endpoint, self._bulk_port or "*"))
+                )
 
     @property
     def endpoints(self) -> list[str]:
