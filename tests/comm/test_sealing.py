@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -103,14 +104,14 @@ def test_no_bit_of_a_sealed_message_can_be_changed(cipher):
         for bit in range(8 * len(frame)):
             changed = bytearray(frame)
             changed[bit // 8] ^= 1 << bit % 8
-            fresh = both_ends_of(server)
+            fresh = afresh(server)
             refuses(fresh, received([*sealed[:place], bytes(changed), *sealed[place + 1 :]]))
-    assert opened(server, received(sealed)) == [b"front", b"a frame of some bytes"]
+    assert opened(afresh(server), received(sealed)) == [b"front", b"a frame of some bytes"]
     refuses(server, received([chance.randbytes(200), chance.randbytes(60)]))
 
 
-def both_ends_of(channel: SealedChannel) -> SealedChannel:
-    """The same end, as if nothing had come yet: what was accepted of a changed message cannot hide that another is."""
+def afresh(channel: SealedChannel) -> SealedChannel:
+    """The same end, as if nothing had come yet: a counter that is taken would hide that a message opens."""
     channel._window = ReplayWindow()
     return channel
 
@@ -134,7 +135,7 @@ def test_a_message_that_was_cut_or_lengthened_does_not_open():
         for size in (0, 1, 15, 16, 43, 44, len(whole) - 1, len(whole) + 1):
             if size != len(whole):
                 piece = zmq.Frame((whole + b"x")[:size])
-                refuses(both_ends_of(server), [*frames[:place], piece, *frames[place + 1 :]])
+                refuses(afresh(server), [*frames[:place], piece, *frames[place + 1 :]])
 
 
 def test_frames_cannot_be_swapped_or_moved_between_messages():
@@ -142,9 +143,9 @@ def test_frames_cannot_be_swapped_or_moved_between_messages():
     same = [b"front", b"x" * 100, b"x" * 100]
     one, other = received(client.seal(same)), received(client.seal(same))
     refuses(server, [one[0], one[2], one[1]])
-    refuses(both_ends_of(server), [one[0], other[1], one[2]])
-    refuses(both_ends_of(server), [other[0], one[1], one[2]])
-    assert opened(both_ends_of(server), one) == same
+    refuses(afresh(server), [one[0], other[1], one[2]])
+    refuses(afresh(server), [other[0], one[1], one[2]])
+    assert opened(afresh(server), one) == same
 
 
 def test_what_an_end_sent_does_not_open_there():
@@ -153,7 +154,7 @@ def test_what_an_end_sent_does_not_open_there():
         refuses(end, received(end.seal([b"reflected"])))
 
 
-def test_no_nonce_is_used_twice_though_many_threads_seal(monkeypatch):
+def test_no_nonce_is_used_twice_though_many_threads_seal():
     client, _ = both_ends()
     nonces: list[bytes] = []
     seal, seal_into = client._seal, client._seal_into
@@ -171,7 +172,7 @@ def test_a_counter_that_cannot_be_written_is_not_begun_again():
     client, _ = both_ends()
     client._counters = iter([2**64 - 1, 2**64])
     client.seal([b"the last one"])
-    with pytest.raises(Exception, match="format|argument"):
+    with pytest.raises(struct.error):
         client.seal([b"one too many"])
 
 
@@ -230,11 +231,16 @@ def tapped(server: Server) -> Iterator[Proxy]:
 
 def test_what_is_pulled_is_not_to_be_read_on_the_wire(monkeypatch):
     said: list[bytes] = []
-    forward = Proxy._forward
 
     def listen(self: Proxy, source: socket.socket) -> None:
-        said.append(source.recv(1 << 16, socket.MSG_PEEK))
-        forward(self, source)
+        target, _ = self._pairs[source]
+        if data := source.recv(1 << 16):
+            said.append(data)
+            target.sendall(data)
+        else:
+            for each in (source, target):
+                self._pairs.pop(each, None)
+                each.close()
 
     monkeypatch.setattr(Proxy, "_forward", listen)
     secret = torch.full((40_000,), 0x1122334455667788)
