@@ -289,15 +289,19 @@ class Server:
         next_sweep = 0.0
         while not self._stop:
             wake_up.sleeping = True
-            ready = poller.poll(0 if self._stop or any(each.hot for each in routers) else 1000 * _SWEEP_SECONDS)
+            is_hot = self._stop or any(each.hot for each in routers)
+            ready = {fd for fd, _ in poller.poll(0 if is_hot else 1000 * _SWEEP_SECONDS)}
             wake_up.sleeping = False
             self.liveness.look(time.monotonic())
             if ready:
                 wake_up.clear()
-            if gate is not None:
+            if gate is not None and (gate.socket.fd in ready or not ready):
                 gate.answer_all()
             received = [
-                (each, frames) for each in routers for frames in each.receive(_DRAIN, 1 + self._limits.max_frames)
+                (each, frames)
+                for each in routers
+                if each.hot or each.fd in ready
+                for frames in each.receive(_DRAIN, 1 + self._limits.max_frames)
             ]
             for each, frames in received:
                 try:

@@ -22,7 +22,7 @@ import zmq
 from gnnsys.comm import Keys, Kind, Limits, Message, read_key, wire
 from gnnsys.comm.keys import protect_bulk_client
 from gnnsys.comm.sealing import _PREFIX, Agreement, SealedChannel, best_cipher
-from tests.fuzz.mutate import ANYWHERE, Frames, _flip_bits
+from tests.fuzz.mutate import ANYWHERE, Frames
 from tests.fuzz.served import DEADLINE
 
 WAIT_MS = 30_000
@@ -92,7 +92,7 @@ class SealedAttacker:
             lane, frames = self.message(number)
             if number % KEPT_BACK == 0:
                 front, rows = self._lanes[lane].seal(_large(2 * _FIRST_ID + number))
-                frames = [front, *_flip_bits([rows], random.Random(number))]
+                frames = [front, _change_one_bit(rows, random.Random(number))]
             self._lanes[lane].socket.send_multipart(frames)
         self._num_sent += end - first
         for lane in self._lanes:  # what comes behind the others on a connection is read after them
@@ -166,6 +166,12 @@ def _large(request_id: int) -> Frames:
     """A request that has a frame behind the first one."""
     header = wire.make_header(Kind.PULL, request_id, timeout_us=10**7)
     return [bytes(frame) for frame in wire.encode(header, [torch.arange(10_000)], None, Limits())]
+
+
+def _change_one_bit(frame: bytes, chance: random.Random) -> bytes:
+    changed, bit = bytearray(frame), chance.randrange(8 * len(frame))
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
 
 
 def _set_prefix(frames: Frames, chance: random.Random) -> Frames:
