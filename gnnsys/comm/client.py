@@ -28,6 +28,7 @@ from gnnsys.comm.keys import Keys
 from gnnsys.comm.kinds import CONTROL, Kind, kind_name
 from gnnsys.comm.peer_link import Connection, Link, ids_array, make_name, states_of
 from gnnsys.comm.pending import Pending
+from gnnsys.comm.sealing_threads import SealingThreads
 from gnnsys.comm.server import UNKNOWN
 from gnnsys.comm.sockets import SharedSocket, WakeUp, port_of
 from gnnsys.comm.wire import Limits
@@ -87,6 +88,7 @@ class Client:
         self._sender = sender
         self._incarnation = incarnation
         self._keys = keys
+        self._sealing_threads = SealingThreads()
         self._timeout = timeout
         self._limits = limits or Limits()
         self._resend_after = resend_after
@@ -279,7 +281,8 @@ class Client:
                 if header.status != wire.OK:
                     is_new = sealing.do_without()
                 else:
-                    is_new = sealing.take(wire.read_message(header, frames, self._limits).options, self._keys)
+                    answer = wire.read_message(header, frames, self._limits).options
+                    is_new = sealing.take(answer, self._keys, self._sealing_threads)
                 if is_new:
                     self._begin_sealing(link, connection, now)
             except (WireError, ValueError) as error:
@@ -316,6 +319,7 @@ class Client:
             for link in self._links.values():
                 link.close(_LINGER_MS)
                 self._fail_all(link, lambda pending: Closed(text))
+            self._sealing_threads.close()
             self._wake_up.close()
             self._context.term()
 

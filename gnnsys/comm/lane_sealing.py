@@ -11,6 +11,7 @@ import zmq
 from gnnsys.comm.arrays import Buffer, ReceivedFrame
 from gnnsys.comm.keys import Keys
 from gnnsys.comm.sealing import Agreement, SealedChannel, best_cipher
+from gnnsys.comm.sealing_threads import SealingThreads
 
 
 class LaneSealing:
@@ -29,7 +30,7 @@ class LaneSealing:
         session = "" if self.agreement is None else self.agreement.session.hex()
         return {"lane": lane, "port": port, "session": session, "cipher": best_cipher()}
 
-    def take(self, answer: dict[str, Any], keys: Keys) -> bool:
+    def take(self, answer: dict[str, Any], keys: Keys, threads: SealingThreads) -> bool:
         """Takes the peer's answer; whether it is another agreement than before. ValueError where it is none."""
         if self.agreement is not None and answer.get("session") == self.agreement.session.hex():
             return False
@@ -37,7 +38,7 @@ class LaneSealing:
         if not isinstance(port, int) or not 0 < port < 65536:
             return self.do_without()  # it has no such port: it listens at no TCP address
         agreement = Agreement.from_json(answer)
-        self._channel = SealedChannel(keys, agreement, is_server=False)
+        self._channel = SealedChannel(keys, agreement, is_server=False, threads=threads)
         self.agreement, self.port, self.is_settled = agreement, port, True
         return True
 

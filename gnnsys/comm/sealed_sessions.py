@@ -20,6 +20,7 @@ from gnnsys.comm.client_quotas import CLIENT_NAME_BYTES
 from gnnsys.comm.errors import WireError
 from gnnsys.comm.keys import Keys
 from gnnsys.comm.sealing import AES, CHACHA, LIFE_BYTES, Agreement, SealedChannel, best_cipher, read_prefix
+from gnnsys.comm.sealing_threads import SealingThreads
 
 MAX_SESSIONS = 4096  # the one that was used longest ago is forgotten; its client agrees on another
 _SEALED = 2  # in a connection's name, where others have their traffic class
@@ -30,10 +31,10 @@ class SealedSession:
 
     __slots__ = ("channel", "name", "route", "token")
 
-    def __init__(self, keys: Keys, agreement: Agreement) -> None:
+    def __init__(self, keys: Keys, agreement: Agreement, threads: SealingThreads) -> None:
         self.name = agreement.name
         self.token = agreement.token
-        self.channel = SealedChannel(keys, agreement, is_server=True)
+        self.channel = SealedChannel(keys, agreement, is_server=True, threads=threads)
         self.route: bytes | None = None
 
     def seal(self, frames: Sequence[Buffer]) -> SealedMessage:
@@ -52,6 +53,7 @@ class SealedSessions:
 
     def __init__(self, keys: Keys, max_sessions: int = MAX_SESSIONS) -> None:
         self._keys, self._max_sessions = keys, max_sessions
+        self.threads = SealingThreads()
         self._life = os.urandom(LIFE_BYTES)
         self._by_session: OrderedDict[bytes, SealedSession] = OrderedDict()
         self._by_name: dict[bytes, SealedSession] = {}
@@ -78,7 +80,7 @@ class SealedSessions:
             del self._by_session[known.channel.session]
         cipher = AES if best_cipher() == AES == options.get("cipher") else CHACHA
         agreement = Agreement.make(self._life, name, cipher)
-        session = SealedSession(self._keys, agreement)
+        session = SealedSession(self._keys, agreement, self.threads)
         self._by_name[name] = self._by_session[agreement.session] = session
         if len(self._by_session) > self._max_sessions:
             _, oldest = self._by_session.popitem(last=False)

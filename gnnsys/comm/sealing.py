@@ -1,9 +1,10 @@
 """Sealed messages: every frame is encrypted and authenticated on its own (AEAD), by the thread that makes or wants it.
 
 Both ends derive a key for each direction of a connection from the job's key and what they agreed on (`Agreement`). A
-message starts with a prefix in clear: whose it is, its counter and how many frames it has. The nonce of a frame is the
-counter and the frame's place, and the prefix is associated data of every frame. So no frame can be changed, moved, left
-out, sent again or sent back. `cryptography` lets go of the interpreter's lock, so several frames are sealed at once.
+message starts with a prefix in clear: whose it is, its counter and how many frames it has. Large frames are sealed in
+pieces. A nonce is the message's counter, the frame's place and the piece's; the prefix and the frame's size are
+associated data. So nothing can be changed, moved, cut off, sent again or sent back. `cryptography` lets go of the
+interpreter's lock: several frames, and pieces of one, are sealed at once.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import itertools
 import os
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -24,6 +25,7 @@ from zmq.utils import z85
 from gnnsys.comm.arrays import Buffer, ReceivedFrame
 from gnnsys.comm.errors import WireError
 from gnnsys.comm.keys import Keys
+from gnnsys.comm.sealing_threads import SealingThreads
 
 MAGIC = b"GNNX"
 VERSION = 1
@@ -33,7 +35,9 @@ AES, CHACHA = "AES-256-GCM", "ChaCha20-Poly1305"
 TO_SERVER, TO_CLIENT = b"to the server", b"to the client"
 
 _PREFIX = struct.Struct("<4sHHI8sQ")  # magic, version, zero, number of frames, session, counter
-_NONCE = struct.Struct("<QI")  # the message's counter, the frame's place: twelve bytes
+_NONCE = struct.Struct("<QHH")  # the message's counter, the frame's place, the piece's in it: twelve bytes
+_SIZE = struct.Struct("<Q")
+PIECE_BYTES = 1 << 20
 _WINDOW = 1 << 12  # messages: threads seal side by side, so one may be sent before another that has a smaller counter
 
 
@@ -137,13 +141,14 @@ class OpenedFrame:
 class SealedFrame:
     """A frame that is opened by who uses it. Its message's first frame was authentic; WireError where this is not."""
 
-    __slots__ = ("_frame", "_nonce", "_open_into", "_prefix")
+    __slots__ = ("_channel", "_counter", "_frame", "_place", "_prefix")
 
-    def __init__(self, open_into: Callable[..., int], nonce: bytes, prefix: bytes, frame: zmq.Frame) -> None:
-        self._open_into, self._nonce, self._prefix, self._frame = open_into, nonce, prefix, frame
+    def __init__(self, channel: SealedChannel, counter: int, place: int, prefix: bytes, frame: zmq.Frame) -> None:
+        self._channel, self._counter, self._place = channel, counter, place
+        self._prefix, self._frame = prefix, frame
 
     def __len__(self) -> int:
-        return max(0, len(self._frame) - TAG_BYTES)
+        return opened_size(len(self._frame))
 
     @property
     def buffer(self) -> memoryview:
@@ -154,17 +159,20 @@ class SealedFrame:
 
     def copy_to(self, target: np.ndarray) -> None:
         """Opens it there; what is there afterwards is of no use where this raises."""
-        _open(self._open_into, self._nonce, self._frame.buffer, self._prefix, target)
+        self._channel.open_into(self._counter, self._place, self._prefix, self._frame.buffer, target)
 
 
 class SealedChannel:
     """One end of a bulk connection. Any thread seals; one thread, the reader of the socket, opens."""
 
-    def __init__(self, keys: Keys, agreement: Agreement, *, is_server: bool) -> None:
+    def __init__(
+        self, keys: Keys, agreement: Agreement, *, is_server: bool, threads: SealingThreads | None = None
+    ) -> None:
         ways = (TO_CLIENT, TO_SERVER) if is_server else (TO_SERVER, TO_CLIENT)
         sending, receiving = (_make_aead(agreement.cipher, derive_key(keys, agreement, way)) for way in ways)
         self.session = agreement.session
         self._seal, self._seal_into, self._open_into = sending.encrypt, sending.encrypt_into, receiving.decrypt_into
+        self._threads = threads or SealingThreads(0)
         self._counters = itertools.count(1)  # next() is one step, whichever thread takes it
         self._window = ReplayWindow()
 
@@ -174,15 +182,21 @@ class SealedChannel:
         prefix = _PREFIX.pack(MAGIC, VERSION, 0, len(frames), self.session, counter)
         sealed: list[Buffer] = []
         for place, frame in enumerate(frames):
-            nonce = _NONCE.pack(counter, place)
-            if isinstance(frame, bytes):
-                closed = self._seal(nonce, frame, prefix)
-                sealed.append(closed if place else prefix + closed)
-            else:
-                plain = frame.reshape(-1).view(np.uint8)
-                into = np.empty(plain.size + TAG_BYTES, np.uint8)
-                self._seal_into(nonce, plain, prefix, into)
-                sealed.append(into)
+            lead = b"" if place else prefix
+            if isinstance(frame, bytes) and len(frame) <= PIECE_BYTES:
+                bound = prefix + _SIZE.pack(len(frame))
+                sealed.append(lead + self._seal(_NONCE.pack(counter, place, 0), frame, bound))
+                continue
+            plain = np.frombuffer(frame, np.uint8) if isinstance(frame, bytes) else frame.reshape(-1).view(np.uint8)
+            bound = prefix + _SIZE.pack(plain.size)
+            whole = np.empty(len(lead) + sealed_size(plain.size), np.uint8)
+            whole[: len(lead)] = np.frombuffer(lead, np.uint8)
+            pieces = [
+                (_NONCE.pack(counter, place, number), plain[begin : begin + PIECE_BYTES], bound, whole[at:end])
+                for number, (begin, at, end) in enumerate(_places(plain.size, len(lead)))
+            ]
+            self._threads.run(self._seal_into, pieces)
+            sealed.append(whole)
         return sealed
 
     def open(self, frames: Sequence[zmq.Frame]) -> list[ReceivedFrame]:
@@ -193,16 +207,42 @@ class SealedChannel:
         if not self._window.may_take(counter):
             raise WireError("replay", f"message {counter} came before")
         front = frames[0].buffer[_PREFIX.size :]
-        opened = np.empty(max(0, len(front) - TAG_BYTES), np.uint8)
-        _open(self._open_into, _NONCE.pack(counter, 0), front, prefix, opened)
+        opened = np.empty(opened_size(len(front)), np.uint8)
+        self.open_into(counter, 0, prefix, front, opened)
         self._window.take(counter)
-        return [
-            OpenedFrame(opened.data),
-            *(
-                SealedFrame(self._open_into, _NONCE.pack(counter, place), prefix, frame)
-                for place, frame in enumerate(frames[1:], 1)
-            ),
+        others = (SealedFrame(self, counter, place, prefix, frame) for place, frame in enumerate(frames[1:], 1))
+        return [OpenedFrame(opened.data), *others]
+
+    def open_into(self, counter: int, place: int, prefix: bytes, sealed: Any, target: np.ndarray) -> None:
+        """Opens a frame; WireError where a piece of it does not open, or its size is another than it was."""
+        from cryptography.exceptions import InvalidTag
+
+        bound = prefix + _SIZE.pack(target.size)
+        pieces = [
+            (_NONCE.pack(counter, place, number), sealed[at:end], bound, target[begin : begin + PIECE_BYTES])
+            for number, (begin, at, end) in enumerate(_places(target.size, 0))
         ]
+        try:
+            self._threads.run(self._open_into, pieces)
+        except (InvalidTag, ValueError):  # ValueError: shorter than a tag
+            raise WireError("seal", "a frame does not open: it was changed, or is of another connection") from None
+
+
+def _places(size: int, lead: int) -> Iterator[tuple[int, int, int]]:
+    """Where each piece of a frame of `size` bytes begins, and where it lies sealed behind `lead` other bytes."""
+    for number, begin in enumerate(range(0, max(size, 1), PIECE_BYTES)):
+        at = lead + number * (PIECE_BYTES + TAG_BYTES)
+        yield begin, at, at + min(PIECE_BYTES, size - begin) + TAG_BYTES
+
+
+def sealed_size(size: int) -> int:
+    """Bytes of a frame of `size` bytes once it is sealed."""
+    return size + TAG_BYTES * max(1, -(-size // PIECE_BYTES))
+
+
+def opened_size(size: int) -> int:
+    """Bytes of a sealed frame once it is opened."""
+    return max(0, size - TAG_BYTES * max(1, -(-size // (PIECE_BYTES + TAG_BYTES))))
 
 
 def read_prefix(frames: Sequence[zmq.Frame]) -> tuple[bytes, bytes, int]:
@@ -217,12 +257,3 @@ def read_prefix(frames: Sequence[zmq.Frame]) -> tuple[bytes, bytes, int]:
     if num_frames != len(frames):
         raise WireError("seal", f"{len(frames)} of {num_frames} frames of a message")
     return session, prefix, counter
-
-
-def _open(open_into: Callable[..., int], nonce: bytes, sealed: Any, prefix: bytes, target: np.ndarray) -> None:
-    from cryptography.exceptions import InvalidTag
-
-    try:
-        open_into(nonce, sealed, prefix, target)
-    except (InvalidTag, ValueError):  # ValueError: shorter than a tag
-        raise WireError("seal", "a frame does not open: it was changed, or is of another connection") from None

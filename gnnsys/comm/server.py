@@ -323,6 +323,8 @@ class Server:
         for router in (self._router, self._bulk_router):
             if router is not None:
                 router.close(_LINGER_MS)
+        if self._sessions is not None:
+            self._sessions.threads.close()
         self._wake_up.close()
         self._context.term()
 

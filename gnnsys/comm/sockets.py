@@ -27,7 +27,7 @@ from gnnsys.comm.wire import Buffer
 
 _SILENCE_MS = 30_000
 _HANDSHAKE_MS = 10_000  # a peer that connects and shows no key holds a descriptor for so long
-_SEAL_BYTES = 256  # more than CURVE adds to a frame
+_SEAL_BYTES = 256  # more than CURVE or sealing adds to a frame
 _BACKLOG = 100  # as ZeroMQ has it
 _MORE, _NOBLOCK, _EVENTS, _IN = int(zmq.SNDMORE), int(zmq.NOBLOCK), int(zmq.EVENTS), int(zmq.POLLIN)
 

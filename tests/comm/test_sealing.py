@@ -19,7 +19,18 @@ from gnnsys.comm import Client, Keys, Kind, Limits, Reply, Request, Server, seal
 from gnnsys.comm.errors import WireError
 from gnnsys.comm.keys import protect_bulk_client
 from gnnsys.comm.sealed_sessions import SealedSessions
-from gnnsys.comm.sealing import AES, CHACHA, TO_CLIENT, TO_SERVER, Agreement, ReplayWindow, SealedChannel, derive_key
+from gnnsys.comm.sealing import (
+    AES,
+    CHACHA,
+    PIECE_BYTES,
+    TO_CLIENT,
+    TO_SERVER,
+    Agreement,
+    ReplayWindow,
+    SealedChannel,
+    derive_key,
+)
+from gnnsys.comm.sealing_threads import SealingThreads, default_sealing_threads
 from tests.comm.endpoints import DEADLINE, Proxy, joined, until
 
 CIPHERS = (AES, CHACHA)
@@ -33,9 +44,10 @@ def agreed(cipher: str = AES) -> Agreement:
     return Agreement.make(bytes(16), b"a connection", cipher)
 
 
-def both_ends(cipher: str = AES) -> tuple[SealedChannel, SealedChannel]:
+def both_ends(cipher: str = AES, threads: SealingThreads | None = None) -> tuple[SealedChannel, SealedChannel]:
     keys, agreement = Keys.generate(), agreed(cipher)
-    return SealedChannel(keys, agreement, is_server=False), SealedChannel(keys, agreement, is_server=True)
+    client = SealedChannel(keys, agreement, is_server=False, threads=threads)
+    return client, SealedChannel(keys, agreement, is_server=True, threads=threads)
 
 
 def received(frames: list[bytes | np.ndarray]) -> list[zmq.Frame]:
@@ -90,6 +102,30 @@ def test_an_agreement_travels_as_json_and_does_not_show_its_secrets():
     for bad in ({}, agreement.to_json() | {"salt": "00"}, agreement.to_json() | {"cipher": "none"}, {"session": "x"}):
         with pytest.raises(ValueError):
             Agreement.from_json(bad)
+
+
+@pytest.mark.parametrize("num_threads", [0, 1, 3])
+@pytest.mark.parametrize("size", [0, 1, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 3 * PIECE_BYTES + 17])
+def test_frames_of_every_size_are_sealed_in_pieces_by_several_threads(size, num_threads):
+    threads = SealingThreads(num_threads)
+    client, server = both_ends(threads=threads)
+    rows = np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8)
+    for frames in ([rows.tobytes()], [b"front", rows], [b"front", rows.tobytes()]):
+        sealed = received(client.seal(frames))
+        assert [len(each) for each in server.open(sealed)] == [len(each) for each in frames]
+        assert opened(afresh(server), sealed)[-1] == rows.tobytes()
+    threads.close()
+    assert opened(server, received(client.seal([b"", rows])))[-1] == rows.tobytes(), "the caller does it alone"
+
+
+def test_a_frame_that_lost_a_piece_or_has_them_in_another_order_does_not_open():
+    client, server = both_ends()
+    front, rows = (frame.bytes for frame in received(client.seal([b"front", np.ones(3 * PIECE_BYTES, np.uint8)])))
+    step = PIECE_BYTES + 16
+    pieces = [rows[begin : begin + step] for begin in range(0, len(rows), step)]
+    for chosen in ((0, 1), (1, 2), (0, 2), (1, 0, 2), (0, 0, 2), (0, 1, 2, 2)):
+        refuses(afresh(server), received([front, b"".join(pieces[number] for number in chosen)]))
+    assert opened(afresh(server), received([front, b"".join(pieces)]))[1] == b"\1" * 3 * PIECE_BYTES
 
 
 # The reviewer's list: one line, one test.
@@ -203,6 +239,10 @@ def test_the_window_accepts_each_counter_once_and_none_that_is_far_behind(size):
 
 
 # Servers and clients.
+
+
+def test_two_cores_have_no_thread_that_only_seals():
+    assert [default_sealing_threads(cores) for cores in (1, 2, 3, 4, 8, 16, 64)] == [0, 0, 0, 1, 2, 3, 3]
 
 
 @pytest.mark.parametrize("cipher", CIPHERS)
