@@ -213,7 +213,7 @@ class Client:
         socket = connection.socket or self._open(link, connection, request_id)
         if socket is None:
             return
-        sealed = connection.sealing.seal(frames)
+        sealed = frames if socket.channel is None else socket.channel.seal(frames)
         with socket.lock:
             try:
                 socket.send(sealed)
@@ -285,8 +285,11 @@ class Client:
                     is_new = sealing.take(answer, self._keys, self._sealing_threads)
                 if is_new:
                     self._begin_sealing(link, connection, now)
-            except (WireError, ValueError) as error:
-                self._tally.note(f"malformed: {getattr(error, 'reason', 'sealing')}")
+            except WireError as error:
+                self._tally.note(f"malformed: {error.reason}")
+            except (zmq.ZMQError, ValueError) as error:
+                self._tally.note("not sealed")
+                _log.warning("%s: no sealed connection to machine %d: %s", self._name, link.peer, error)
 
     def _begin_sealing(self, link: Link, connection: Connection, now: float) -> None:
         """Makes the socket of a lane, or another in its place, and sends what waited for it or was lost with the last.
@@ -353,8 +356,10 @@ class Client:
                     for received in socket.receive(_DRAIN, self._limits.max_frames):
                         if socket is not connection.socket:
                             break  # another took its place
+                        frames: Sequence[ReceivedFrame] = received
                         try:
-                            frames = connection.sealing.open(received)
+                            if socket.channel is not None:
+                                frames = socket.channel.open(received)
                         except WireError as error:  # nobody knows who sent it
                             self._tally.note(f"malformed: {error.reason}")
                             continue

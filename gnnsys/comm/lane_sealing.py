@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
-import zmq
-
-from gnnsys.comm.arrays import Buffer, ReceivedFrame
 from gnnsys.comm.keys import Keys
 from gnnsys.comm.sealing import Agreement, SealedChannel, best_cipher
 from gnnsys.comm.sealing_threads import SealingThreads
@@ -24,7 +21,7 @@ class LaneSealing:
         self.ask_id = 0  # of the question that is under way; 0: none
         self.asked_at = -math.inf
         self.waiting: dict[int, None] = {}  # requests that are sent once it is settled, in order
-        self._channel: SealedChannel | None = None
+        self.channel: SealedChannel | None = None
 
     def question(self, lane: int, port: int) -> dict[str, Any]:
         session = "" if self.agreement is None else self.agreement.session.hex()
@@ -38,26 +35,18 @@ class LaneSealing:
         if not isinstance(port, int) or not 0 < port < 65536:
             return self.do_without()  # it has no such port: it listens at no TCP address
         agreement = Agreement.from_json(answer)
-        self._channel = SealedChannel(keys, agreement, is_server=False, threads=threads)
+        self.channel = SealedChannel(keys, agreement, is_server=False, threads=threads)
         self.agreement, self.port, self.is_settled = agreement, port, True
         return True
 
     def do_without(self) -> bool:
         """The peer seals nothing: the connection is protected as the control connection is. Whether that is new."""
         is_new = not self.is_settled or self.agreement is not None
-        self.agreement, self._channel, self.port, self.is_settled = None, None, 0, True
+        self.agreement, self.channel, self.port, self.is_settled = None, None, 0, True
         return is_new
 
     def forget(self, outstanding: Iterable[int]) -> None:
         """The connection was cut: its next message begins with another agreement, and what was lost comes with it."""
         if self.agreement is not None:
-            self.agreement, self._channel, self.is_settled = None, None, False
+            self.agreement, self.channel, self.is_settled = None, None, False
             self.waiting |= dict.fromkeys(outstanding)
-
-    def seal(self, frames: list[Buffer]) -> list[Buffer]:
-        channel = self._channel
-        return frames if channel is None else channel.seal(frames)
-
-    def open(self, frames: Sequence[zmq.Frame]) -> Sequence[ReceivedFrame]:
-        channel = self._channel
-        return frames if channel is None else channel.open(frames)

@@ -118,7 +118,7 @@ class Link:
         except (zmq.ZMQError, ValueError):
             socket.close()
             raise
-        shared = connection.socket = SharedSocket(socket, wake_up)
+        shared = connection.socket = SharedSocket(socket, wake_up, sealing.channel)
         return shared
 
     def hear(self, now: float, silence: float) -> None:

@@ -23,6 +23,7 @@ from zmq.backend import Socket as Raw  # without the Python layer's options, whi
 
 from gnnsys.comm.arrays import FRAME_BYTES
 from gnnsys.comm.keys import Keys
+from gnnsys.comm.sealing import SealedChannel
 from gnnsys.comm.wire import Buffer
 
 _SILENCE_MS = 30_000
@@ -161,9 +162,11 @@ class SharedSocket:
     """A socket that any thread sends on and one thread, the owner of `wake_up`, reads. Sending never waits.
 
     `is_cut` is for who closes it to say: libzmq has given its connection up, and another socket may reach the peer.
+    What seals its messages, if anything, is its own, so that none is sent on it that is not sealed: see `channel`.
     """
 
-    def __init__(self, socket: Any, wake_up: WakeUp) -> None:
+    def __init__(self, socket: Any, wake_up: WakeUp, channel: SealedChannel | None = None) -> None:
+        self.channel = channel
         self.fd: int = socket.fd  # readable when libzmq has news of any kind, once
         self.hot = True  # something may be there although the descriptor is silent
         self.lock = threading.RLock()
