@@ -380,7 +380,7 @@ class Client:
         cut = [entry for entry in self._connections if entry[2].is_cut]
         dropped = 0
         for entry in cut:
-            _, connection, socket = entry
+            link, connection, socket = entry
             with self._lock:
                 if self._connections.index(entry) < num_polled - dropped:
                     poller.unregister(socket.fd)
@@ -391,6 +391,8 @@ class Client:
                     connection.sealing.forget(connection.outstanding)
             socket.close(0)
             self._tally.note("connection cut")
+            if connection.outstanding and self._wants_sealing(connection):
+                self._ask_to_seal(link, connection, next(self._ids), time.monotonic())
         return dropped
 
     def _time_to_sleep(self, next_tick: float) -> float:

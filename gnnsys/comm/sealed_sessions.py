@@ -1,8 +1,8 @@
 """A server's side of sealed connections: what it agreed on with each client, and who may connect to its bulk port.
 
 Libzmq's CURVE is per connection, so sealed messages have a port of their own. Who connects there shows the token of its
-session (PLAIN), which only turns strangers away before they can send: what counts is whether a message opens. A reply
-goes where the last message of its session came from, so nobody takes a client's place by its name.
+session (PLAIN), once: it only turns strangers away before they can send. What counts is whether a message opens. A
+reply goes where the last message of its session came from, so nobody takes a client's place by its name.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ _SEALED = 2  # in a connection's name, where others have their traffic class
 class SealedSession:
     """One connection of a client. `route` is libzmq's name for it; None before its first message."""
 
-    __slots__ = ("channel", "name", "route", "token")
+    __slots__ = ("channel", "is_admitted", "name", "route", "token")
 
     def __init__(self, keys: Keys, agreement: Agreement, threads: SealingThreads) -> None:
         self.name = agreement.name
         self.token = agreement.token
         self.channel = SealedChannel(keys, agreement, is_server=True, threads=threads)
         self.route: bytes | None = None
+        self.is_admitted = False
 
     def seal(self, frames: Sequence[Buffer]) -> SealedMessage:
         return SealedMessage(self, self.channel.seal(frames))
@@ -88,12 +89,18 @@ class SealedSessions:
         return agreement.to_json()
 
     def admits(self, user: bytes, password: bytes) -> bool:
-        """Whether this is a session's name and token, as a client shows them when it connects."""
+        """Whether this is a session's name and token, as a client shows them when it connects: for the first time.
+
+        The token can be read on the wire, so it is of no use afterwards. A client that was cut off agrees on another.
+        """
         try:
             session = self._by_session.get(bytes.fromhex(user.decode()))
         except ValueError:
             return False
-        return session is not None and hmac.compare_digest(password, session.token.hex().encode())
+        if session is None or session.is_admitted or not hmac.compare_digest(password, session.token.hex().encode()):
+            return False
+        session.is_admitted = True
+        return True
 
     def open(self, route: bytes, frames: Sequence[zmq.Frame]) -> tuple[bytes, list[ReceivedFrame]]:
         """The connection that a message came on, and the message; WireError where it is not one of its session's."""

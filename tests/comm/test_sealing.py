@@ -328,35 +328,43 @@ def test_without_the_token_of_a_session_the_bulk_port_is_closed(bulk_stranger):
         assert server.counters()["events"] == {} and server.counters()["kinds"]["PULL"]["messages_in"] == 1
 
 
-def test_who_replays_a_token_and_messages_gets_no_answer_and_takes_nobodys_place(bulk_stranger):
-    """What a stranger who reads the wire has: the token, and all that was sent."""
+def test_who_replays_a_token_is_refused_and_takes_nobodys_place(bulk_stranger):
+    """The token is what a stranger who reads the wire has."""
     with joined({16: echo}, keys=Keys.generate()) as (server, client):
-        sent: list[list[bytes]] = []
         client.request(0, 16).result()
-        channel = client._links[0].lanes[0].socket.channel
-        seal = channel.seal
+        agreement = client._links[0].lanes[0].sealing.agreement
+        dealer = bulk_stranger(server, agreement.session, agreement.token)
+        until(lambda: server.counters()["refused_keys"] == 1)
+        assert client.request(0, 16, [torch.arange(3)]).result().arrays[0].tolist() == [0, 1, 2]
+        with pytest.raises(zmq.Again):
+            dealer.recv_multipart()
+        assert server.counters()["events"] == {}
+
+
+def test_messages_that_are_sent_again_on_their_own_connection_are_counted_and_not_answered():
+    """What a stranger who writes into a connection has: all that was sent."""
+    with joined({16: echo}, keys=Keys.generate()) as (server, client):
+        client.request(0, 16).result()
+        sent: list[list[bytes]] = []
+        socket_ = client._links[0].lanes[0].socket
+        seal = socket_.channel.seal
 
         def record(frames):
             sealed = seal(frames)
             sent.append([bytes(frame) for frame in sealed])
             return sealed
 
-        channel.seal = record
-        client.request(0, 16, [torch.arange(3)]).result()
-        client.request(0, 16, [torch.arange(100_000)]).result()
-        agreement = client._links[0].lanes[0].sealing.agreement
-        dealer = bulk_stranger(server, agreement.session, agreement.token)
-        for frames in sent:
-            dealer.send_multipart(frames)
-        dealer.send_multipart([bytes(frame) for frame in request_frames()])
-        until(lambda: server.counters()["events"] == {"malformed: replay": len(sent), "malformed: seal": 1})
-        with pytest.raises(zmq.Again):
-            dealer.recv_multipart()
+        socket_.channel.seal = record
+        for size in (3, 100_000):
+            client.request(0, 16, [torch.arange(size)]).result()
+        assert len(sent) == 2
+        for frames in list(sent):
+            socket_.send(frames)
+        socket_.send([bytes(frame) for frame in request_frames()])  # not sealed at all
+        until(lambda: server.counters()["events"] == {"malformed: replay": 2, "malformed: seal": 1})
         assert client.request(0, 16, [torch.arange(5)]).result().arrays[0].tolist() == [0, 1, 2, 3, 4]
         assert server.counters()["kinds"]["PULL"]["messages_in"] == 4
-        dealer.rcvtimeo = 50
-        with pytest.raises(zmq.Again):
-            dealer.recv_multipart()
+        assert client.counters()["events"] == {}
 
 
 def test_a_reply_that_was_changed_on_the_wire_is_an_error_and_the_next_one_is_read():

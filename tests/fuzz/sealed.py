@@ -179,8 +179,9 @@ def _set_prefix(frames: Frames, chance: random.Random) -> Frames:
     if len(frames[0]) < _PREFIX.size:
         return frames
     magic, version, zero, num_frames, session, counter = _PREFIX.unpack_from(frames[0])
+    others = (0, 1, (counter + 1) % 2**64, 10**6, 2**63, 2**64 - 1)
     changed = chance.choice((
-        (magic, version, zero, num_frames, session, chance.choice((0, 1, counter + 1, 10**6, 2**63, 2**64 - 1))),
+        (magic, version, zero, num_frames, session, chance.choice(others)),
         (magic, version, zero, len(frames), session, chance.randrange(2**64)),
         (magic, version, zero, chance.choice((0, 1, 2, 2**32 - 1)), session, counter),
         (magic, version, zero, num_frames, chance.randbytes(8), counter),
