@@ -51,7 +51,8 @@ class Client:
     `sender` and `incarnation` say who asks. `lost_after` is how long a peer may be silent before it counts as dead,
     `resend_after` how long a request may be before the peer is asked whether it ever arrived. A peer that is asked
     nothing is told several times in `lost_after` that this end lives. Requests that change nothing share `lanes`
-    connections to each peer, with an I/O thread for each: one connection carries what one core can encrypt.
+    connections to each peer, with an I/O thread for each: one connection carries what one core can encrypt. With `keys`
+    that seal, a lane is connected once the peer has said over the control connection how its messages are sealed.
 
     >>> with Client({0: server.endpoints[0]}, sender=0, incarnation=1) as client:
     ...     client.request(0, Kind.PULL, [ids]).result().arrays
