@@ -26,11 +26,11 @@ from gnnsys.comm.counters import Tally
 from gnnsys.comm.errors import Closed, CommError, DeadlineExceeded, ShardLost, WireError
 from gnnsys.comm.keys import Keys
 from gnnsys.comm.kinds import CONTROL, Kind, kind_name
+from gnnsys.comm.lane_agreements import LaneAgreements
 from gnnsys.comm.peer_link import Connection, Link, ids_array, make_name, states_of
 from gnnsys.comm.pending import Pending
-from gnnsys.comm.sealing_threads import SealingThreads
 from gnnsys.comm.server import UNKNOWN
-from gnnsys.comm.sockets import SharedSocket, WakeUp, port_of
+from gnnsys.comm.sockets import SharedSocket, WakeUp
 from gnnsys.comm.wire import Limits
 
 _log = logging.getLogger(__name__)
@@ -89,7 +89,6 @@ class Client:
         self._sender = sender
         self._incarnation = incarnation
         self._keys = keys
-        self._sealing_threads = SealingThreads()
         self._timeout = timeout
         self._limits = limits or Limits()
         self._resend_after = resend_after
@@ -101,6 +100,7 @@ class Client:
         self._ids = itertools.count(1)
         self._connections: list[tuple[Link, Connection, SharedSocket]] = []  # that have a socket
         self._lock = threading.RLock()  # of making them
+        self._agreements = LaneAgreements(self, keys, self._limits, self._ids, self._lock, ping_interval)
         self._turned_away: list[tuple[float, Link, Connection, Pending]] = []  # when to send them again
         self._wake_up = WakeUp()
         self._tally = Tally()
@@ -232,18 +232,16 @@ class Client:
         with self._lock:
             if self._stop:
                 raise zmq.ZMQError(zmq.ENOTSOCK)
-            if connection.socket is None and self._wants_sealing(connection):
-                if request_id:
-                    connection.sealing.waiting[request_id] = None
-                must_ask = not connection.sealing.ask_id
-                ask_id = connection.sealing.ask_id = connection.sealing.ask_id or next(self._ids)
-            else:
-                return self._make_socket(link, connection)
-        if must_ask:
-            self._ask_to_seal(link, connection, ask_id, time.monotonic())
+            if connection.socket is not None or not self._agreements.wants(connection):
+                return self.make_socket(link, connection)
+            ask_id = self._agreements.wait(connection, request_id)
+        if ask_id:
+            self._agreements.ask(link, connection, ask_id)
         return None
 
-    def _make_socket(self, link: Link, connection: Connection) -> SharedSocket:
+    # What agreements call
+
+    def make_socket(self, link: Link, connection: Connection) -> SharedSocket:
         with self._lock:
             if connection.socket is None:
                 socket = link.open(connection, self._context, self._keys, self._wake_up)
@@ -252,61 +250,16 @@ class Client:
             shared: SharedSocket = connection.socket
             return shared
 
-    # Sealed connections
-
-    def _wants_sealing(self, connection: Connection) -> bool:
-        """Whether what this connection carries is to be sealed, and it is not agreed yet how."""
-        seals = self._keys is not None and self._keys.seals and connection.traffic_class != CONTROL
-        return seals and not connection.sealing.is_settled
-
-    def _ask_to_seal(self, link: Link, connection: Connection, ask_id: int, now: float) -> None:
-        """Asks over the control connection how to seal a lane, or whether the peer still knows what was agreed."""
-        connection.sealing.ask_id, connection.sealing.asked_at = ask_id, now
+    def send_order(self, link: Link, kind: int, request_id: int, options: dict[str, Any]) -> None:
         header = wire.make_header(
-            Kind.SEAL, ask_id, timeout_us=int(self._lost_after * 1e6), sender=self._sender,
+            kind, request_id, timeout_us=int(self._lost_after * 1e6), sender=self._sender,
             incarnation=self._incarnation,
         )  # fmt: skip
-        options = connection.sealing.question(connection.lane, port_of(link.endpoint))
-        with contextlib.suppress(zmq.ZMQError, ValueError):  # asked again when it is due again
-            self._transmit(link, link.control, Kind.SEAL, wire.encode(header, (), options, self._limits))
+        with contextlib.suppress(zmq.ZMQError, ValueError):  # sent again when it is due again
+            self._transmit(link, link.control, kind, wire.encode(header, (), options, self._limits))
 
-    def _take_sealing(self, link: Link, header: wire.Header, frames: Sequence[ReceivedFrame], now: float) -> None:
-        """The peer's answer: how to seal, that it knows what was agreed, or (an error) that it seals nothing."""
-        connection = next((lane for lane in link.lanes if lane.sealing.ask_id == header.request_id), None)
-        if connection is None or self._keys is None:
-            return  # asked again meanwhile
-        sealing = connection.sealing
-        with self._lock:  # nobody makes the socket meanwhile
-            sealing.ask_id = 0
-            try:
-                if header.status != wire.OK:
-                    is_new = sealing.do_without()
-                else:
-                    answer = wire.read_message(header, frames, self._limits).options
-                    is_new = sealing.take(answer, self._keys, self._sealing_threads)
-                if is_new:
-                    self._begin_sealing(link, connection, now)
-            except WireError as error:
-                self._tally.note(f"malformed: {error.reason}")
-            except (zmq.ZMQError, ValueError) as error:
-                self._tally.note("not sealed")
-                _log.warning("%s: no sealed connection to machine %d: %s", self._name, link.peer, error)
-
-    def _begin_sealing(self, link: Link, connection: Connection, now: float) -> None:
-        """Makes the socket of a lane, or another in its place, and sends what waited for it or was lost with the last.
-
-        It is lost where the peer has begun another life, or has forgotten what was agreed.
-        """
-        old, connection.socket = connection.socket, None
-        if old is not None:
-            old.is_cut = True
-            connection.sealing.waiting |= dict.fromkeys(connection.outstanding)
-        self._make_socket(link, connection)
-        waiting, connection.sealing.waiting = connection.sealing.waiting, {}
-        for request_id in waiting:
-            if (pending := connection.outstanding.get(request_id)) is not None:
-                self._send_again(link, connection, pending, now)
-                pending.resent -= old is None
+    def note(self, event: str) -> None:
+        self._tally.note(event)
 
     # The thread that reads
 
@@ -323,7 +276,7 @@ class Client:
             for link in self._links.values():
                 link.close(_LINGER_MS)
                 self._fail_all(link, lambda pending: Closed(text))
-            self._sealing_threads.close()
+            self._agreements.close()
             self._wake_up.close()
             self._context.term()
 
@@ -389,11 +342,9 @@ class Client:
                 self._connections.remove(entry)
                 if connection.socket is socket:
                     connection.socket = None
-                    connection.sealing.forget(connection.outstanding)
+                    self._agreements.lose(link, connection)
             socket.close(0)
             self._tally.note("connection cut")
-            if connection.outstanding and self._wants_sealing(connection):
-                self._ask_to_seal(link, connection, next(self._ids), time.monotonic())
         return dropped
 
     def _time_to_sleep(self, next_tick: float) -> float:
@@ -429,7 +380,7 @@ class Client:
         elif header.kind == Kind.PING and header.request_id == connection.ping_id:
             self._take_ping(link, connection, header, frames, now)
         elif header.kind == Kind.SEAL and connection is link.control:
-            self._take_sealing(link, header, frames, now)
+            self._agreements.take(link, header, frames, now)
         elif header.kind != Kind.PING:
             self._tally.note("late")  # its time had passed, or it was answered twice
 
@@ -459,9 +410,9 @@ class Client:
         due = [entry for entry in self._turned_away if entry[0] <= now]
         self._turned_away = self._turned_away[len(due) :]
         for _, link, connection, pending in due:
-            self._send_again(link, connection, pending, now)
+            self.send_again(link, connection, pending, now)
 
-    def _send_again(self, link: Link, connection: Connection, pending: Pending, now: float) -> None:
+    def send_again(self, link: Link, connection: Connection, pending: Pending, now: float) -> None:
         frames = pending.frames  # none where another thread has ended it
         if not frames or connection.outstanding.get(pending.request_id) is not pending:
             return
@@ -486,7 +437,7 @@ class Client:
             pending.last_sign = now
             if state == UNKNOWN:
                 self._tally.note("resent")
-                self._send_again(link, connection, pending, now)
+                self.send_again(link, connection, pending, now)
 
     def _check(self, now: float) -> None:
         """Fails what is overdue, asks silent peers how they are, and finds when the next deadline is due."""
@@ -512,8 +463,8 @@ class Client:
     def _ask(self, link: Link, now: float) -> None:
         for connection in link.connections:
             silent = connection.silent(max(now - self._resend_after, link.returned_at))
-            self._check_sealing(link, connection, bool(silent), now)
-            if connection.socket is None and self._wants_sealing(connection):
+            self._agreements.check(link, connection, bool(silent), now)
+            if connection.socket is None and self._agreements.wants(connection):
                 continue
             due = silent or (connection.traffic_class == CONTROL and link.silent_for(now) >= self._ping_interval)
             wait = self._resend_after if silent else self._ping_interval
@@ -524,15 +475,6 @@ class Client:
             connection.ping_id, connection.ping_at, connection.asked = next(self._ids), now, silent
             with contextlib.suppress(zmq.ZMQError, ValueError):  # asked again when it is due again
                 self._ping(link, connection, connection.ping_id, silent)
-
-    def _check_sealing(self, link: Link, connection: Connection, is_silent: bool, now: float) -> None:
-        """Asks again how a lane is sealed where nothing comes on it: the peer may have begun another life."""
-        sealing = connection.sealing
-        is_quiet = is_silent or link.silent_for(now) >= self._ping_interval or not sealing.is_settled
-        if not (is_quiet and connection.outstanding and now - sealing.asked_at >= self._ping_interval):
-            return
-        if self._wants_sealing(connection) or sealing.agreement is not None:
-            self._ask_to_seal(link, connection, next(self._ids), now)
 
     def _ping(self, link: Link, connection: Connection, ping_id: int, asked: list[int]) -> None:
         header = wire.make_header(

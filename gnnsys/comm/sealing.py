@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import os
 import struct
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -163,7 +164,7 @@ class SealedFrame:
 
 
 class SealedChannel:
-    """One end of a bulk connection. Any thread seals; one thread, the reader of the socket, opens."""
+    """One end of a bulk connection. Any thread seals and opens."""
 
     def __init__(
         self, keys: Keys, agreement: Agreement, *, is_server: bool, threads: SealingThreads | None = None
@@ -175,6 +176,7 @@ class SealedChannel:
         self._threads = threads or SealingThreads(0)
         self._counters = itertools.count(1)  # next() is one step, whichever thread takes it
         self._window = ReplayWindow()
+        self._lock = threading.Lock()  # of the window
 
     def seal(self, frames: Sequence[Buffer]) -> list[Buffer]:
         """The message as it travels, under a counter of its own: sealed again, it is other bytes."""
@@ -209,7 +211,10 @@ class SealedChannel:
         front = frames[0].buffer[_PREFIX.size :]
         opened = np.empty(opened_size(len(front)), np.uint8)
         self.open_into(counter, 0, prefix, front, opened)
-        self._window.take(counter)
+        with self._lock:
+            if not self._window.may_take(counter):  # another thread has opened it meanwhile
+                raise WireError("replay", f"message {counter} came before")
+            self._window.take(counter)
         others = (SealedFrame(self, counter, place, prefix, frame) for place, frame in enumerate(frames[1:], 1))
         return [OpenedFrame(opened.data), *others]
 

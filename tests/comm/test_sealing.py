@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import socket
 import struct
@@ -159,6 +160,25 @@ def test_the_same_message_sent_twice_is_accepted_once():
     assert opened(server, first) == [b"first"]
     for again in (first, second):
         refuses(server, again, "replay")
+
+
+def test_of_many_threads_that_open_a_message_one_gets_it():
+    client, server = both_ends()
+    for _ in range(50):
+        frames, got = received(client.seal([b"x" * 10_000])), []
+        together = threading.Barrier(4)
+
+        def take(frames=frames, got=got, together=together):
+            together.wait(DEADLINE)
+            with contextlib.suppress(WireError):
+                got.append(opened(server, frames))
+
+        threads = [threading.Thread(target=take) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(DEADLINE)
+        assert got == [[b"x" * 10_000]]
 
 
 def test_a_message_that_was_cut_or_lengthened_does_not_open():
