@@ -42,9 +42,10 @@ bench: $(VENV)/.built $(VENV)/.tools ## every benchmark that needs no GPU, besid
 	$(BIN)/gnnsys bench pipeline
 	$(BIN)/gnnsys bench dist
 
-fuzz: $(VENV)/.built $(VENV)/.tools ## a million mutated messages, a thousand faults in part files
+fuzz: $(VENV)/.built $(VENV)/.tools ## a million mutated messages, a million sealed ones, a thousand faults in part files
 	$(BIN)/python -m tests.fuzz.faults --faults 1000
 	$(BIN)/python -m tests.fuzz.run --messages 1000000
+	$(BIN)/python -m tests.fuzz.run --messages 1000000 --sealed
 
 SEED ?= 0
 fuzz-numbers: $(VENV)/.built $(VENV)/.tools ## random models, loaders and training against plain torch, each for SECONDS

@@ -57,10 +57,10 @@ class TwoMachines:
         self.close()
 
 
-def two_machines(work: Workload, *, with_key: bool = False, lanes: int = 1) -> TwoMachines:
-    """The run's own, started when first asked for; `with_key` for one that is spoken to in CURVE."""
-    keys = Keys.generate() if with_key else None
-    name = f"two machines {with_key=} {lanes=}"
+def two_machines(work: Workload, *, encrypts: bool | str = False, lanes: int = 1) -> TwoMachines:
+    """The run's own, started when first asked for; with `encrypts` it has a key: True for sealed rows, or "curve"."""
+    keys = Keys.generate(encrypts=encrypts) if encrypts else None
+    name = f"two machines {encrypts=} {lanes=}"
     return work.once(name, lambda: work.enter(TwoMachines(parts_folder(work), keys=keys, lanes=lanes)))
 
 

@@ -21,7 +21,7 @@ from gnnsys.comm.errors import (
 from gnnsys.comm.fair_queue import FairQueue
 from gnnsys.comm.joining import LaunchInfo, join
 from gnnsys.comm.key_file import make_key, read_key
-from gnnsys.comm.keys import Keys
+from gnnsys.comm.keys import CURVE, Keys
 from gnnsys.comm.kinds import Kind
 from gnnsys.comm.lanes import default_lanes, default_server_io_threads, default_server_threads
 from gnnsys.comm.pending import Pending
@@ -39,6 +39,7 @@ Turns = FairQueue
 
 __all__ = [
     "CODE_OF",
+    "CURVE",
     "DTYPES",
     "DTYPE_OF",
     "FRAME_BYTES",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+import zmq
 from torch import Tensor
 
 # Part of the format, in bytes: smaller arrays travel in a message's first frame, while there is room; larger ones are
@@ -17,6 +18,16 @@ FRONT_BYTES = 2 << 20
 FRAME_BYTES = 4 << 20
 
 Buffer = bytes | bytearray | np.ndarray  # what is sent as one frame
+
+
+class ReceivedFrame(Protocol):
+    """A frame that came: libzmq's, or one that was sealed. `buffer` opens that."""
+
+    @property
+    def buffer(self) -> Any: ...
+
+    def __len__(self) -> int: ...
+
 
 # dtype, its number on the wire, and the type of the same width that numpy can export
 _DTYPES = (
@@ -74,15 +85,22 @@ def cut(buffer: Buffer) -> list[Buffer]:
     return [flat[begin : begin + FRAME_BYTES] for begin in range(0, flat.size, FRAME_BYTES)]
 
 
-def join(memories: Sequence[Any], size: int) -> memoryview:
-    """The array again that came in several frames, which have `size` bytes together: copied, unless it is one."""
-    if len(memories) == 1:
-        return memories[0]  # type: ignore[no-any-return]
+def join(frames: Sequence[Any], size: int) -> memoryview:
+    """The array again that came in several frames, which have `size` bytes together: copied, unless it is one.
+
+    Sealed frames are opened, each at its place.
+    """
+    if len(frames) == 1:
+        return frames[0].buffer  # type: ignore[no-any-return]
     whole = np.empty(size, np.uint8)
     begin = 0
-    for memory in memories:
-        whole[begin : begin + len(memory)] = memory
-        begin += len(memory)
+    for frame in frames:
+        target = whole[begin : begin + len(frame)]
+        if isinstance(frame, zmq.Frame):
+            target[:] = frame.buffer
+        else:
+            frame.copy_to(target)
+        begin += len(frame)
     return whole.data
 
 

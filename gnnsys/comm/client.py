@@ -21,11 +21,13 @@ import zmq
 from torch import Tensor
 
 from gnnsys.comm import wire
+from gnnsys.comm.arrays import ReceivedFrame
 from gnnsys.comm.context import RequestContext, current_context, first_given
 from gnnsys.comm.counters import Tally
 from gnnsys.comm.errors import Closed, CommError, DeadlineExceeded, ShardLost, WireError
 from gnnsys.comm.keys import Keys
 from gnnsys.comm.kinds import CONTROL, Kind, kind_name
+from gnnsys.comm.lane_agreements import LaneAgreements
 from gnnsys.comm.led_socket import LedSocket
 from gnnsys.comm.peer_link import Connection, Link, ids_array, make_name, states_of
 from gnnsys.comm.pending import Pending
@@ -51,7 +53,8 @@ class Client:
     `sender` and `incarnation` say who asks. `lost_after` is how long a peer may be silent before it counts as dead,
     `resend_after` how long a request may be before the peer is asked whether it ever arrived. A peer that is asked
     nothing is told several times in `lost_after` that this end lives. Requests that change nothing share `lanes`
-    connections to each peer, with an I/O thread for each: one connection carries what one core can encrypt.
+    connections to each peer, with an I/O thread for each: one connection carries what one core can encrypt. With `keys`
+    that seal, a lane is connected once the peer has said over the control connection how its messages are sealed.
 
     >>> with Client({0: server.endpoints[0]}, sender=0, incarnation=1) as client:
     ...     client.request(0, Kind.PULL, [ids]).result().arrays
@@ -98,7 +101,8 @@ class Client:
         self._name = name
         self._ids = itertools.count(1)
         self._connections: list[tuple[Link, Connection, LedSocket]] = []  # that have a socket
-        self._lock = threading.Lock()  # of making them
+        self._lock = threading.RLock()  # of making them
+        self._agreements = LaneAgreements(self, keys, self._limits, self._ids, self._lock, ping_interval)
         self._turned_away: list[tuple[float, Link, Connection, Pending]] = []  # when to send them again
         self._wake_up = WakeUp()
         self._epoll = select.epoll()
@@ -187,7 +191,7 @@ class Client:
             link.waiting_since = pending.sent_at
         connection.add(pending)
         try:
-            self._transmit(link, connection, kind, frames)
+            self._transmit(link, connection, kind, frames, request_id)
         except (zmq.ZMQError, ValueError) as error:
             if self._stop or (isinstance(error, zmq.ZMQError) and error.errno in (zmq.ENOTSOCK, zmq.ETERM)):
                 self._fail_all(link, lambda pending: Closed("the client is closed"))
@@ -232,11 +236,17 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _transmit(self, link: Link, connection: Connection, kind: int, frames: list[wire.Buffer]) -> None:
-        socket = connection.socket or self._open(link, connection)
+    def _transmit(
+        self, link: Link, connection: Connection, kind: int, frames: list[wire.Buffer], request_id: int = 0
+    ) -> None:
+        """Sends a message. Where it is not agreed yet how to seal it, the request is sent once that is."""
+        socket = connection.socket or self._open(link, connection, request_id)
+        if socket is None:
+            return
+        sealed = frames if socket.channel is None else socket.channel.seal(frames)
         with socket.lock:
             try:
-                socket.send(frames)
+                socket.send(sealed)
             except zmq.Again:
                 # A client's queues have no limit: libzmq has given the connection up, as it does when the other end
                 # speaks another protocol (it wants a key, say). The thread that reads lets go of the socket.
@@ -247,16 +257,39 @@ class Client:
             link.last_said = time.monotonic()
             self._tally.sent(link.peer, kind, wire.num_bytes(frames))
 
-    def _open(self, link: Link, connection: Connection) -> LedSocket:
+    def _open(self, link: Link, connection: Connection, request_id: int = 0) -> LedSocket | None:
+        """The connection's socket, made on first use; None where it is not agreed yet how to seal what it carries."""
         with self._lock:
             if self._stop:
                 raise zmq.ZMQError(zmq.ENOTSOCK)
+            if connection.socket is not None or not self._agreements.wants(connection):
+                return self.make_socket(link, connection)
+            ask_id = self._agreements.wait(connection, request_id)
+        if ask_id:
+            self._agreements.ask(link, connection, ask_id)
+        return None
+
+    # What agreements call
+
+    def make_socket(self, link: Link, connection: Connection) -> LedSocket:
+        with self._lock:
             socket = connection.socket
             if socket is None:
                 socket = link.open(connection, self._context, self._keys, self._wake_up, self._epoll)
                 self._connections.append((link, connection, socket))
                 self._wake_up.wake()  # to read what it may have been told already
             return socket
+
+    def send_order(self, link: Link, kind: int, request_id: int, options: dict[str, Any]) -> None:
+        header = wire.make_header(
+            kind, request_id, timeout_us=int(self._lost_after * 1e6), sender=self._sender,
+            incarnation=self._incarnation,
+        )  # fmt: skip
+        with contextlib.suppress(zmq.ZMQError, ValueError):  # sent again when it is due again
+            self._transmit(link, link.control, kind, wire.encode(header, (), options, self._limits))
+
+    def note(self, event: str) -> None:
+        self._tally.note(event)
 
     # The thread that reads
 
@@ -273,6 +306,7 @@ class Client:
             for link in self._links.values():
                 link.close(_LINGER_MS)
                 self._fail_all(link, lambda pending: Closed(text))
+            self._agreements.close()
             self._wake_up.close()
             self._epoll.close()
             self._context.term()
@@ -320,10 +354,17 @@ class Client:
         now = time.monotonic()
         with socket.reading:
             for _ in range(_DRAIN):
-                frames = socket.receive(self._limits.max_frames, is_told=is_told)
-                if frames is None:
+                received = socket.receive(self._limits.max_frames, is_told=is_told)
+                if received is None or socket is not connection.socket:  # another took its place
                     return
                 is_told = False
+                frames: Sequence[ReceivedFrame] = received
+                try:
+                    if socket.channel is not None:
+                        frames = socket.channel.open(received)
+                except WireError as error:  # nobody knows who sent it
+                    self._tally.note(f"malformed: {error.reason}")
+                    continue
                 link.hear(now, self._ping_interval)
                 connection.is_heard = True
                 self._accept(link, connection, frames, now)
@@ -344,10 +385,12 @@ class Client:
     def _drop_cut(self) -> None:
         """Lets go of connections that libzmq has given up; the next message makes another."""
         for entry in [entry for entry in self._connections if entry[2].is_cut]:
-            _, connection, socket = entry
+            link, connection, socket = entry
             with self._lock:
                 self._connections.remove(entry)
-                connection.socket = None
+                if connection.socket is socket:
+                    connection.socket = None
+                    self._agreements.lose(link, connection)
             socket.close(0)
             self._tally.note("connection cut")
 
@@ -363,7 +406,7 @@ class Client:
         again_at = self._turned_away[0][0] if self._turned_away else math.inf
         return max(0.0, min(self._wakes_at, self._next_beat, again_at) - time.monotonic()) + 1e-3
 
-    def _accept(self, link: Link, connection: Connection, frames: list[zmq.Frame], now: float) -> None:
+    def _accept(self, link: Link, connection: Connection, frames: Sequence[ReceivedFrame], now: float) -> None:
         try:
             header = wire.read_header(frames[0].buffer, self._limits)
             if not header.flags & wire.REPLY:
@@ -383,6 +426,8 @@ class Client:
                 )
         elif header.kind == Kind.PING:
             self._take_ping(link, connection, header, frames, now)
+        elif header.kind == Kind.SEAL and connection is link.control:
+            self._agreements.take(link, header, frames, now)
         else:
             self._tally.note("late")  # its time had passed, or it was answered twice
 
@@ -392,7 +437,7 @@ class Client:
         connection: Connection,
         pending: Pending,
         header: wire.Header,
-        frames: list[zmq.Frame],
+        frames: Sequence[ReceivedFrame],
         now: float,
     ) -> None:
         """The peer had no room for a request and dropped it. It is sent again, after longer and longer waits."""
@@ -415,19 +460,19 @@ class Client:
             due = [entry for entry in self._turned_away if entry[0] <= now]
             self._turned_away = self._turned_away[len(due) :]
         for _, link, connection, pending in due:
-            self._send_again(link, connection, pending, now)
+            self.send_again(link, connection, pending, now)
 
-    def _send_again(self, link: Link, connection: Connection, pending: Pending, now: float) -> None:
+    def send_again(self, link: Link, connection: Connection, pending: Pending, now: float) -> None:
         frames = pending.frames  # none where another thread has ended it
         if not frames or connection.outstanding.get(pending.request_id) is not pending:
             return
         front = wire.with_timeout(frames[0], max(1, int((pending.deadline - now) * 1e6)))
         with contextlib.suppress(zmq.ZMQError, ValueError):  # it stays outstanding, until its deadline
-            self._transmit(link, connection, pending.kind, [front, *frames[1:]])
+            self._transmit(link, connection, pending.kind, [front, *frames[1:]], pending.request_id)
             pending.resent += 1
 
     def _take_ping(
-        self, link: Link, connection: Connection, header: wire.Header, frames: list[zmq.Frame], now: float
+        self, link: Link, connection: Connection, header: wire.Header, frames: Sequence[ReceivedFrame], now: float
     ) -> None:
         with connection.lock:
             if header.request_id != connection.ping_id:
@@ -445,7 +490,7 @@ class Client:
             pending.last_sign = now
             if state == UNKNOWN:
                 self._tally.note("resent")
-                self._send_again(link, connection, pending, now)
+                self.send_again(link, connection, pending, now)
 
     def _check(self, now: float) -> None:
         """Fails what is overdue, asks silent peers how they are, and finds when the next deadline is due."""
@@ -471,6 +516,9 @@ class Client:
     def _ask(self, link: Link, now: float) -> None:
         for connection in link.connections:
             silent = connection.silent(max(now - self._resend_after, link.returned_at))
+            self._agreements.check(link, connection, bool(silent), now)
+            if connection.socket is None and self._agreements.wants(connection):
+                continue
             due = silent or (connection.traffic_class == CONTROL and link.silent_for(now) >= self._ping_interval)
             wait = self._resend_after if silent else self._ping_interval
             if not due or (

@@ -8,18 +8,19 @@ reply lets other jobs run every few chunks.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
 import numpy as np
-import zmq
 
 from gnnsys.comm import wire
+from gnnsys.comm.arrays import ReceivedFrame
 from gnnsys.comm.client_quotas import SendWindow, client_of
 from gnnsys.comm.errors import ShardLost, TrainerLost
 from gnnsys.comm.kinds import kind_name
 from gnnsys.comm.request import Handlers, Reply, Request
+from gnnsys.comm.sealed_sessions import SealedMessage
 from gnnsys.comm.wire import Buffer, Header, Limits
 
 _TURN_CHUNKS = 4  # that are sent before others have their turn
@@ -27,9 +28,11 @@ _MAX_TEXT = 2000  # characters of an error's text: at most twelve bytes each as 
 
 
 class Outbound(Protocol):
-    """Where a job's messages go: the server."""
+    """Where a job's messages go: the server. What is sealed is sent, where the job's connection is a sealed one."""
 
-    def send(self, job: Job, frames: list[Buffer], is_last: bool) -> None: ...
+    def seal(self, job: Job, frames: list[Buffer]) -> SealedMessage | None: ...
+
+    def send(self, job: Job, frames: list[Buffer], sealed: SealedMessage | None, is_last: bool) -> None: ...
 
     def resume(self, job: Job) -> None: ...
 
@@ -51,7 +54,7 @@ class Job:
         outbound: Outbound,
         identity: bytes,
         header: Header,
-        frames: list[zmq.Frame],
+        frames: Sequence[ReceivedFrame],
         num_bytes: int,
         deadline: float,
         window: SendWindow,
@@ -188,7 +191,8 @@ class Job:
 
     def _send(self, frames: list[Buffer], is_last: bool) -> None:
         self.num_chunks += 1
-        for frame in frames:
+        sealed = self._outbound.seal(self, frames)
+        for frame in frames if sealed is None else sealed.frames:
             if isinstance(frame, np.ndarray):
                 self._window.enter(frame)
-        self._outbound.send(self, frames, is_last)
+        self._outbound.send(self, frames, sealed, is_last)

@@ -1,20 +1,24 @@
 """The job's key: one CURVE pair that every process of the job has. Who does not have it is refused before any message.
 
 Both ends use the same pair: a client proves that it owns the secret key of the one public key that servers admit.
-Encryption costs more than the network where links are fast: a job whose network is its own may do without. Servers
-then still admit only who knows the key (libzmq's PLAIN), but whoever can read the wire reads it, and the key with it.
+`encrypts` says what travels how. True: control over CURVE, rows sealed frame by frame (`sealing`). "curve": all over
+CURVE, which costs more than the network where links are fast. False: in clear. Servers then still admit only who knows
+the key (libzmq's PLAIN), but whoever can read the wire reads it, and the key with it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hmac
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import zmq
 from zmq.utils import z85
 
+CURVE = "curve"  # of `encrypts`
+BULK_DOMAIN = b"gnnsys-bulk"  # of the port for sealed messages
 _ZAP = "inproc://zeromq.zap.01"  # where libzmq asks, in the context of the socket (RFC 27)
 
 
@@ -24,29 +28,34 @@ class Keys:
 
     public: str
     secret: str = field(repr=False)
-    encrypts: bool = True
+    encrypts: bool | str = True
 
     def __post_init__(self) -> None:
         for name in ("public", "secret"):
             value = getattr(self, name)
             if not isinstance(value, str) or len(value) != 40 or not value.isascii():
                 raise ValueError(f"the {name} key must be 40 characters of Z85; make a pair with Keys.generate()")
+        if not (isinstance(self.encrypts, bool) or self.encrypts == CURVE):
+            raise ValueError(f"encrypts is True, False or {CURVE!r}, not {self.encrypts!r}")
+
+    @property
+    def seals(self) -> bool:
+        """Whether rows are sealed frame by frame."""
+        return self.encrypts is True
 
     @classmethod
-    def generate(cls, *, encrypts: bool = True) -> Keys:
+    def generate(cls, *, encrypts: bool | str = True) -> Keys:
         public, secret = zmq.curve_keypair()
         return cls(public.decode(), secret.decode(), encrypts)
 
     def to_json(self) -> dict[str, Any]:
         keys = {"public": self.public, "secret": self.secret}
-        return keys if self.encrypts else {**keys, "encrypts": False}
+        return keys if self.seals else {**keys, "encrypts": self.encrypts}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Keys:
         if not isinstance(value, dict) or set(value) - {"encrypts"} != {"public", "secret"}:
             raise ValueError('keys are an object with "public" and "secret"')
-        if value.get("encrypts", True) not in (True, False):
-            raise ValueError(f"encrypts is true or false, not {value['encrypts']!r}")
         return cls(value["public"], value["secret"], value.get("encrypts", True))
 
     def protect_client(self, socket: zmq.Socket) -> None:
@@ -70,10 +79,26 @@ class Keys:
         socket.curve_secretkey = self.secret.encode()
 
 
-class Gate:
-    """Answers libzmq's question whether a client may connect: only with the job's key."""
+def protect_bulk_client(socket: zmq.Socket, session: bytes, token: bytes) -> None:
+    """Before `connect` to a bulk port: show the token of a session. The server proves nothing before its messages."""
+    socket.plain_username = session.hex().encode()
+    socket.plain_password = token.hex().encode()
 
-    def __init__(self, context: zmq.Context, keys: Keys) -> None:
+
+def protect_bulk_server(socket: zmq.Socket) -> None:
+    """Before `bind` of a bulk port: answer only who has the token of a session. The context needs a `Gate`."""
+    socket.zap_domain = BULK_DOMAIN
+    socket.plain_server = True
+
+
+class Gate:
+    """Answers libzmq's question whether a client may connect: only with the job's key.
+
+    At the bulk port `admits(user, password)` decides.
+    """
+
+    def __init__(self, context: zmq.Context, keys: Keys, admits: Callable[[bytes, bytes], bool] | None = None) -> None:
+        self._admits = admits
         self._mechanism = b"CURVE" if keys.encrypts else b"PLAIN"
         self._admitted = z85.decode(keys.public) if keys.encrypts else keys.public.encode() + keys.secret.encode()
         self.socket = context.socket(zmq.REP)
@@ -88,9 +113,12 @@ class Gate:
                 self._answer(self.socket.recv_multipart(zmq.NOBLOCK))
 
     def _answer(self, question: list[bytes]) -> None:
-        version, request_id, mechanism = question[0], question[1], question[5]
+        version, request_id, domain, mechanism = question[0], question[1], question[2], question[5]
         given = question[6:]  # a public key whose secret key was proven, or a name and a password
-        admitted = mechanism == self._mechanism and hmac.compare_digest(b"".join(given), self._admitted)
+        if domain == BULK_DOMAIN:
+            admitted = self._admits is not None and mechanism == b"PLAIN" and len(given) == 2 and self._admits(*given)
+        else:
+            admitted = mechanism == self._mechanism and hmac.compare_digest(b"".join(given), self._admitted)
         self.refused += not admitted
         code, text = (b"200", b"OK") if admitted else (b"400", b"not a key of this job")
         self.socket.send_multipart([version, request_id, code, text, b"", b""])

@@ -16,6 +16,7 @@ class Kind(IntEnum):
     STATUS = 2
     STOP = 3
     OPEN = 4
+    SEAL = 5
 
     PULL = 16
     PUSH = 17
@@ -45,6 +46,7 @@ _CONTROL_KINDS = frozenset(
         Kind.STATUS,
         Kind.STOP,
         Kind.OPEN,
+        Kind.SEAL,
         Kind.CREATE,
         Kind.DROP,
         Kind.SAVE,

@@ -1,6 +1,7 @@
 """How many threads and connections messages have where nobody says: from the cores of a machine, and who shares them.
 
-libzmq encrypts about 0.6 GB/s in a thread, and a connection stays with one. A few cores are left to those who train.
+A connection stays with one thread of libzmq, which with CURVE encrypts about 0.6 GB/s. Sealed requests on several lanes
+are gathered and sealed by several threads of the server. A few cores are left to those who train.
 """
 
 from __future__ import annotations

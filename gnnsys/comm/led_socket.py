@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from gnnsys.comm.sealing import SealedChannel
 from gnnsys.comm.sockets import SharedSocket, WakeUp
 
 _POLL_SECONDS = 3600.0  # at a time: poll() takes no number of milliseconds that is too large
@@ -24,8 +25,8 @@ _LEAVE_SECONDS = 1.0  # for a leader to let go of a socket that is to be closed
 class LedSocket(SharedSocket):
     """`epoll` is what the client's thread sleeps on; `wake_up` is how others wake it."""
 
-    def __init__(self, socket: Any, wake_up: WakeUp, epoll: select.epoll) -> None:
-        super().__init__(socket, wake_up)
+    def __init__(self, socket: Any, wake_up: WakeUp, epoll: select.epoll, channel: SealedChannel | None = None) -> None:
+        super().__init__(socket, wake_up, channel)
         self.reading = threading.Lock()  # held from receiving to delivering: replies stay in order
         self.is_led = False
         self.leader_wake_up = WakeUp()

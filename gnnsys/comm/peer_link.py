@@ -23,11 +23,12 @@ import zmq
 from gnnsys.comm import wire
 from gnnsys.comm.client_quotas import CLIENT_NAME_BYTES
 from gnnsys.comm.errors import ShardLost
-from gnnsys.comm.keys import Keys
+from gnnsys.comm.keys import Keys, protect_bulk_client
 from gnnsys.comm.kinds import BULK, CONTROL, is_spread, kind_name, traffic_class
+from gnnsys.comm.lane_sealing import LaneSealing
 from gnnsys.comm.led_socket import LedSocket
 from gnnsys.comm.pending import Pending
-from gnnsys.comm.sockets import WakeUp, connect, make_socket
+from gnnsys.comm.sockets import WakeUp, bulk_place, connect, make_socket
 
 CLASSES = (CONTROL, BULK)
 
@@ -45,6 +46,7 @@ class Connection:
         self.ping_id = 0  # 0: none is under way
         self.ping_at = 0.0
         self.asked: list[int] = []
+        self.sealing = LaneSealing()
         self.lock = threading.Lock()  # of the load and the question
 
     def add(self, pending: Pending) -> None:
@@ -55,6 +57,7 @@ class Connection:
     def take(self, request_id: int) -> Pending | None:
         """Ends what is outstanding under this id; None where another thread has done so."""
         pending = self.outstanding.pop(request_id, None)
+        self.sealing.waiting.pop(request_id, None)
         if pending is not None:
             with self.lock:
                 self.load -= pending.load
@@ -111,13 +114,18 @@ class Link:
         socket.affinity = 1 << connection.lane
         name = self._name + struct.pack("<iB", self.peer, CLASSES.index(connection.traffic_class))
         assert len(name) == CLIENT_NAME_BYTES
-        socket.routing_id = name + bytes([connection.lane] if connection.lane else [])
+        endpoint, sealing = self.endpoint, connection.sealing
+        if sealing.agreement is not None:  # without a name: the server knows it by what is sealed
+            protect_bulk_client(socket, sealing.agreement.session, sealing.agreement.token)
+            endpoint, keys = bulk_place(endpoint, sealing.port), None
+        else:
+            socket.routing_id = name + bytes([connection.lane] if connection.lane else [])
         try:
-            connect(socket, self.endpoint, keys)
+            connect(socket, endpoint, keys)
         except (zmq.ZMQError, ValueError):
             socket.close()
             raise
-        led = connection.socket = LedSocket(socket, wake_up, epoll)
+        led = connection.socket = LedSocket(socket, wake_up, epoll, sealing.channel)
         return led
 
     def hear(self, now: float, silence: float) -> None:
@@ -153,6 +161,9 @@ class Link:
     def overdue(self, pending: Pending, rank: int) -> str:
         """What is said of a request that was not answered in its time."""
         busy = f"; it had no room for the request: {pending.refusal}" if pending.refusal else ""
+        port = self.lanes[0].sealing.port
+        if port and pending.connection.traffic_class == BULK and not any(lane.is_heard for lane in self.lanes):
+            busy += f"; nothing came from its port {port}, where rows are sealed: open it, or say encrypt='curve'"
         heard = f"last heard of {time.monotonic() - self.last_heard:.1f} s ago" if self.last_heard else "never heard of"
         return (
             f"rank {rank} waited {pending.timeout:.1f} s for machine {self.peer} at {self.endpoint} to answer "

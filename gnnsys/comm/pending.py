@@ -9,13 +9,12 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
-import zmq
-
 from gnnsys.comm import wire
+from gnnsys.comm.arrays import ReceivedFrame
 from gnnsys.comm.errors import (
     Closed,
     CommError,
@@ -31,7 +30,7 @@ from gnnsys.comm.wire import Buffer, Header, Limits, Message
 
 _GRACE_SECONDS = 5.0  # beyond the deadline, which the sockets' thread keeps: for when that thread is gone
 
-Arrival = tuple[Header, list[zmq.Frame]]
+Arrival = tuple[Header, Sequence[ReceivedFrame]]
 _NOTHING = object()
 
 
@@ -132,7 +131,7 @@ class Pending:
 
     # Whoever reads the socket
 
-    def deliver(self, header: Header, frames: list[zmq.Frame], now: float) -> bool:
+    def deliver(self, header: Header, frames: Sequence[ReceivedFrame], now: float) -> bool:
         """Takes one message of the reply; True where it was the last one missing. A repeated chunk is dropped."""
         self.last_sign = now
         if header.status != wire.OK or (_is_single(header) and self._seen is None):

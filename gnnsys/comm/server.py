@@ -19,15 +19,17 @@ import torch
 import zmq
 
 from gnnsys.comm import wire
+from gnnsys.comm.arrays import ReceivedFrame
 from gnnsys.comm.client_quotas import ClientQuotas, client_of
 from gnnsys.comm.counters import ServiceTimes, Tally
 from gnnsys.comm.errors import WireError
 from gnnsys.comm.job import Job
-from gnnsys.comm.keys import Gate, Keys
+from gnnsys.comm.keys import Gate, Keys, protect_bulk_server
 from gnnsys.comm.kinds import Kind, kind_name
 from gnnsys.comm.liveness import Liveness
 from gnnsys.comm.request import Handlers, ShortHandler
-from gnnsys.comm.sockets import SharedSocket, WakeUp, bind, is_loopback, make_socket
+from gnnsys.comm.sealed_sessions import SealedMessage, SealedSessions
+from gnnsys.comm.sockets import SharedSocket, WakeUp, bind, bulk_place, is_loopback, make_socket, port_of
 from gnnsys.comm.wire import Buffer, Header, Limits
 from gnnsys.comm.worker_threads import WorkerThreads
 
@@ -57,7 +59,8 @@ class Server:
     the thread that reads, and so are answered when all workers are busy: they must take no time and no lock.
     A small request of a kind in `short` is answered by that thread too where none waits before it, as handing it over
     takes longer: by what `short` has for it, which says None where the handler must do it. libzmq shares connections
-    among `io_threads`, which encrypt and decrypt.
+    among `io_threads`, which encrypt and decrypt CURVE. With keys that seal, rows go over another port of each address:
+    `bulk_port`, or one that is chosen.
 
     >>> with Server({Kind.PULL: lambda request: Reply(request.arrays)}) as server:
     ...     print(server.endpoints)
@@ -77,6 +80,7 @@ class Server:
         at_once: Sequence[int] = (),
         short: Mapping[int, ShortHandler] | None = None,
         io_threads: int = 1,
+        bulk_port: int = 0,
     ) -> None:
         if Kind.PING in handlers:
             raise ValueError("PING is answered by the server itself: leave it out of the handlers")
@@ -99,6 +103,10 @@ class Server:
         self._context = zmq.Context(io_threads=io_threads)
         self._gate: Gate | None = None
         self._router: SharedSocket | None = None
+        self._sessions = SealedSessions(keys) if keys is not None and keys.seals else None
+        self._bulk_router: SharedSocket | None = None  # for what is sealed
+        self._bulk_port = bulk_port
+        self._bulk_ports: dict[int, int] = {}  # by the port of the endpoint that they belong to
         self._wake_up = WakeUp()
         self._lock = threading.RLock()  # of the next three
         self._jobs: dict[tuple[bytes, int], Job] = {}  # not answered in full yet
@@ -116,22 +124,39 @@ class Server:
         if self._router is not None:
             raise ValueError("the server was started before")
         if self._keys is not None:
-            self._gate = Gate(self._context, self._keys)
-        router = make_socket(self._context, zmq.ROUTER)
-        router.sndhwm = self._limits.max_unread
+            self._gate = Gate(self._context, self._keys, None if self._sessions is None else self._sessions.admits)
+        router = self._make_router()
         self._router = SharedSocket(router, self._wake_up)
         router.router_handover = True  # a client that reconnects takes its name along
-        router.router_mandatory = True
         if self._keys is not None:
             self._keys.protect_server(router)
         try:
             self._endpoints = [bind(router, place, is_reserved=self._is_reserved) for place in self._bind]
+            if self._sessions is not None:
+                self._bind_bulk()
         except ValueError:
             self.close()
             raise
         self._workers.start()
         self._thread.start()
         return self
+
+    def _make_router(self) -> Any:
+        router = make_socket(self._context, zmq.ROUTER)
+        router.sndhwm = self._limits.max_unread
+        router.router_mandatory = True
+        return router
+
+    def _bind_bulk(self) -> None:
+        """A port beside each endpoint for what is sealed. Clients are told which, so any will do."""
+        router = self._make_router()
+        self._bulk_router = SharedSocket(router, self._wake_up)
+        protect_bulk_server(router)
+        for endpoint in self._endpoints:
+            if endpoint.startswith("tcp://"):
+                self._bulk_ports[port_of(endpoint)] = port_of(
+                    bind(router, bulk_place(endpoint, self._bulk_port or "*"))
+                )
 
     @property
     def endpoints(self) -> list[str]:
@@ -146,7 +171,7 @@ class Server:
     def summary(self) -> dict[str, Any]:
         """What `counters` says without the single peers, and the limits: small, whoever has sent what."""
         with self._lock:
-            kinds = self._tally.kinds_to_json({*self._handlers, Kind.PING})
+            kinds = self._tally.kinds_to_json({*self._handlers, Kind.PING, Kind.SEAL})
             limits = {name: getattr(self._limits, name) for name in _QUOTAS}
             return {"kinds": kinds, "events": self._tally.events(), "limits": limits, **self._state()}
 
@@ -190,12 +215,16 @@ class Server:
 
     # What jobs and workers call, from any thread
 
-    def send(self, job: Job, frames: list[Buffer], is_last: bool) -> None:
+    def seal(self, job: Job, frames: list[Buffer]) -> SealedMessage | None:
+        session = None if self._sessions is None else self._sessions.of(job.identity)
+        return None if session is None else session.seal(frames)
+
+    def send(self, job: Job, frames: list[Buffer], sealed: SealedMessage | None, is_last: bool) -> None:
         with self._lock:
             if self._jobs.get(job.key) is not job:
                 self.note("late")  # its time passed meanwhile, and it was answered with that
                 return
-            self._send(job.identity, job.header, frames)
+            self._send(job.identity, job.header, frames, sealed)
             if is_last:
                 self._finish(job, frames)
 
@@ -229,12 +258,20 @@ class Server:
             if len(self._kept) > _KEPT_REPLIES:
                 self._kept.popitem(last=False)
 
-    def _send(self, identity: bytes, header: Header, frames: list[Buffer]) -> int:
+    def _send(self, identity: bytes, header: Header, frames: list[Buffer], sealed: SealedMessage | None = None) -> int:
         """Sends a message, where its receiver can be reached; returns its bytes."""
-        assert self._router is not None
         num_bytes = wire.num_bytes(frames)
+        if sealed is None and self._sessions is not None and (session := self._sessions.of(identity)) is not None:
+            sealed = session.seal(frames)
         try:
-            self._router.send((identity, *frames))
+            if sealed is not None:
+                assert self._bulk_router is not None
+                if sealed.session.route is None:  # a new agreement, and the client has sent nothing under it yet
+                    raise zmq.ZMQError(zmq.EHOSTUNREACH)
+                self._bulk_router.send((sealed.session.route, *sealed.frames))
+            else:
+                assert self._router is not None
+                self._router.send((identity, *frames))
         except zmq.Again:
             self.note("unread")  # it asks and does not read: it may ask again
         except zmq.ZMQError:
@@ -257,34 +294,25 @@ class Server:
             self._close_sockets()
 
     def _loop(self) -> None:
-        router, gate, wake_up = self._router, self._gate, self._wake_up
+        router, bulk_router, gate, wake_up = self._router, self._bulk_router, self._gate, self._wake_up
         assert router is not None
+        routers = [router] if bulk_router is None else [router, bulk_router]
         poller = select.poll()
-        for fd in (router.fd, wake_up.fileno(), *([] if gate is None else [gate.socket.fd])):
+        for fd in (*(each.fd for each in routers), wake_up.fileno(), *([] if gate is None else [gate.socket.fd])):
             poller.register(fd, select.POLLIN)
         next_sweep = 0.0
         while not self._stop:
             wake_up.sleeping = True
-            ready = poller.poll(0 if self._stop or router.hot else 1000 * _SWEEP_SECONDS)
+            is_hot = self._stop or any(each.hot for each in routers)
+            ready = {fd for fd, _ in poller.poll(0 if is_hot else 1000 * _SWEEP_SECONDS)}
             wake_up.sleeping = False
             self.liveness.look(time.monotonic())
-            is_told = False
-            for fd, _ in ready:
-                if fd == router.fd:
-                    is_told = True
-                elif fd == wake_up.fileno():
-                    wake_up.clear()
+            if wake_up.fileno() in ready:
+                wake_up.clear()
             if gate is not None:
                 gate.answer_all()
-            for number in range(_DRAIN):
-                frames = router.receive(1 + self._limits.max_frames, is_routed=True, is_told=is_told and not number)
-                if frames is None:
-                    break
-                try:
-                    self._accept(frames[0], frames[1:], number == 0)
-                except Exception:  # whatever somebody sent, the others are served
-                    self.note("not accepted")
-                    _log.exception("%s goes on after a message it could not take", self._name)
+            for each in routers:
+                self._read(each, each.fd in ready)
             now = time.monotonic()
             if now > next_sweep:
                 next_sweep = now + _SWEEP_SECONDS
@@ -293,12 +321,38 @@ class Server:
     def _close_sockets(self) -> None:
         if self._gate is not None:
             self._gate.close()
-        if self._router is not None:
-            self._router.close(_LINGER_MS)
+        for router in (self._router, self._bulk_router):
+            if router is not None:
+                router.close(_LINGER_MS)
+        if self._sessions is not None:
+            self._sessions.threads.close()
         self._wake_up.close()
         self._context.term()
 
-    def _accept(self, identity: bytes, frames: list[zmq.Frame], is_first: bool) -> None:
+    def _read(self, router: SharedSocket, is_told: bool) -> None:
+        """Takes what has come at a port. See `SharedSocket.receive`."""
+        take = self._accept if router is self._router else self._open
+        for number in range(_DRAIN):
+            frames = router.receive(1 + self._limits.max_frames, is_routed=True, is_told=is_told and not number)
+            if frames is None:
+                break
+            try:
+                take(frames[0], frames[1:], number == 0)
+            except Exception:  # whatever somebody sent, the others are served
+                self.note("not accepted")
+                _log.exception("%s goes on after a message it could not take", self._name)
+
+    def _open(self, route: bytes, frames: list[zmq.Frame], is_first: bool) -> None:
+        """A message at the bulk port. What does not open is nobody's: it is counted, and not answered."""
+        assert self._sessions is not None
+        try:
+            name, opened = self._sessions.open(route, frames)
+        except WireError as error:
+            self.note(f"malformed: {error.reason}")
+            return
+        self._accept(name, opened, is_first)
+
+    def _accept(self, identity: bytes, frames: Sequence[ReceivedFrame], is_first: bool) -> None:
         now = time.monotonic()
         front: Any = frames[0].buffer if frames else b""
         try:
@@ -314,6 +368,9 @@ class Server:
         self._tally.received(header.sender, header.kind, num_bytes)
         if header.kind == Kind.PING:
             self._answer_ping(identity, header, frames)
+            return
+        if header.kind == Kind.SEAL and self._sessions is not None:
+            self._answer_seal(identity, header, frames)
             return
         deadline = now + min(header.timeout_us / 1e6, self._limits.max_seconds)
         with self._lock:
@@ -334,7 +391,7 @@ class Server:
                 self._workers.put(header.priority, job.client, job)
 
     def _answer_short(
-        self, identity: bytes, header: Header, frames: list[zmq.Frame], num_bytes: int, now: float
+        self, identity: bytes, header: Header, frames: Sequence[ReceivedFrame], num_bytes: int, now: float
     ) -> bool:
         """Answers a request at once, from its bytes, and does all that is counted for it; False where that is no way.
 
@@ -389,7 +446,21 @@ class Server:
         frames = wire.encode(header, (), {"type": "WireError", "text": str(error)}, Limits())
         self._send(identity, header, frames)
 
-    def _answer_ping(self, identity: bytes, header: Header, frames: list[zmq.Frame]) -> None:
+    def _answer_seal(self, identity: bytes, header: Header, frames: Sequence[ReceivedFrame]) -> None:
+        """Agrees with a client on how one of its lanes is sealed, or says that the agreement it has is known."""
+        assert self._sessions is not None
+        try:
+            options = wire.read_message(header, frames, self._limits).options
+            agreed = self._sessions.agree(identity, options)
+        except WireError as error:
+            self._refuse(identity, frames[0].buffer, error)
+            return
+        ports = self._bulk_ports
+        port = options.get("port")  # where the client found the control connection, which may be behind another
+        agreed["port"] = (ports.get(port, 0) if type(port) is int else 0) or next(iter(ports.values()), 0)
+        self._send(identity, header, wire.encode(wire.reply_header(header), (), agreed, self._limits))
+
+    def _answer_ping(self, identity: bytes, header: Header, frames: Sequence[ReceivedFrame]) -> None:
         """Says of each request id in the ping whether it is known; sends small replies again that were lost.
 
         The ping came behind the requests it asks about, on their connection: what is unknown now was lost.

@@ -25,11 +25,12 @@ from zmq.backend import Socket as Raw  # without the Python layer's options, whi
 
 from gnnsys.comm.arrays import FRAME_BYTES
 from gnnsys.comm.keys import Keys
+from gnnsys.comm.sealing import SealedChannel
 from gnnsys.comm.wire import Buffer
 
 _SILENCE_MS = 30_000
 _HANDSHAKE_MS = 10_000  # a peer that connects and shows no key holds a descriptor for so long
-_SEAL_BYTES = 256  # more than CURVE adds to a frame
+_SEAL_BYTES = 256  # more than CURVE or sealing adds to a frame
 _BACKLOG = 100  # as ZeroMQ has it
 _MORE, _NOBLOCK, _EVENTS, _IN = int(zmq.SNDMORE), int(zmq.NOBLOCK), int(zmq.EVENTS), int(zmq.POLLIN)
 
@@ -53,6 +54,17 @@ _getsockopt = _find_getsockopt()
 def host_of(endpoint: str) -> str:
     """The host of a `tcp://host:port` endpoint, without the brackets of IPv6."""
     return endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+
+
+def port_of(endpoint: str) -> int:
+    """The port of a `tcp://host:port` endpoint; 0 of any other."""
+    port = endpoint.rpartition(":")[2]
+    return int(port) if endpoint.startswith("tcp://") and port.isdecimal() else 0
+
+
+def bulk_place(endpoint: str, port: int | str = "*") -> str:
+    """Another port of the same host."""
+    return f"{endpoint.rpartition(':')[0]}:{port}"
 
 
 def is_loopback(endpoint: str) -> bool:
@@ -168,9 +180,11 @@ class SharedSocket:
     """A socket that any thread sends on and one thread, the owner of `wake_up`, reads. Sending never waits.
 
     `is_cut` is for who closes it to say: libzmq has given its connection up, and another socket may reach the peer.
+    What seals its messages, if anything, is its own, so that none is sent on it that is not sealed: see `channel`.
     """
 
-    def __init__(self, socket: Any, wake_up: WakeUp) -> None:
+    def __init__(self, socket: Any, wake_up: WakeUp, channel: SealedChannel | None = None) -> None:
+        self.channel = channel
         self.fd: int = socket.fd  # readable when libzmq has news of any kind, once
         self.hot = True  # something may be there although the descriptor is silent
         self.lock = threading.RLock()

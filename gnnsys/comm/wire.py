@@ -19,10 +19,20 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-import zmq
 from torch import Tensor
 
-from gnnsys.comm.arrays import DTYPE_OF, FRAME_BYTES, Buffer, aligned, cut, export_array, import_array, is_inline, join
+from gnnsys.comm.arrays import (
+    DTYPE_OF,
+    FRAME_BYTES,
+    Buffer,
+    ReceivedFrame,
+    aligned,
+    cut,
+    export_array,
+    import_array,
+    is_inline,
+    join,
+)
 from gnnsys.comm.errors import WireError
 
 MAGIC = b"GNNS"
@@ -44,7 +54,7 @@ HEADER_BYTES = _HEADER.size
 _PREFIX = struct.Struct("<4sHHBBHQ")  # the same in every version, so that one can tell another what is wrong
 # Parts of a header: flags, status, num_arrays; timeout_us; from queued_us on.
 _OF_MESSAGE, _TIMEOUT, _OF_REPLY = struct.Struct("<BBH"), struct.Struct("<q"), struct.Struct("<5I")
-# of each array: its frames' memory (none: the first frame's), offset, dtype, shape and count
+# of each array: its frames (none: it lies in the first), offset, dtype, shape and count
 Plan: TypeAlias = list[tuple[Any, int, torch.dtype, tuple[int, ...], int]]
 _MAX_US = (1 << 32) - 1  # over an hour, which is as long as a server keeps a request
 _PADDING = tuple(bytes(-position % 8) for position in range(8))
@@ -328,7 +338,7 @@ def read_prefix(front: bytes | memoryview) -> Header | None:
 
 
 def read_message(
-    header: Header, frames: Sequence[zmq.Frame], limits: Limits, check: Callable[[Plan], None] | None = None
+    header: Header, frames: Sequence[ReceivedFrame], limits: Limits, check: Callable[[Plan], None] | None = None
 ) -> Message:
     """The message whose first frame begins with `header`; WireError where its parts disagree.
 
@@ -353,13 +363,15 @@ def read_message(
         return Message(header, [], options)
     front = aligned(front)
     arrays = [
-        import_array(join(memory, count * dtype.itemsize) if memory else front, offset, dtype, shape, count)
-        for memory, offset, dtype, shape, count in plan
+        import_array(join(own, count * dtype.itemsize) if own else front, offset, dtype, shape, count)
+        for own, offset, dtype, shape, count in plan
     ]
     return Message(header, arrays, options)
 
 
-def locate_arrays(kinds: bytes, dims: tuple[int, ...], at: int, frames: Sequence[zmq.Frame], limits: Limits) -> Plan:
+def locate_arrays(
+    kinds: bytes, dims: tuple[int, ...], at: int, frames: Sequence[ReceivedFrame], limits: Limits
+) -> Plan:
     """Where each array lies.
 
     WireError where descriptors, dimensions and frames disagree; nothing is allocated for what they say.
@@ -387,7 +399,7 @@ def locate_arrays(kinds: bytes, dims: tuple[int, ...], at: int, frames: Sequence
         lengths = [len(frame) for frame in frames[num_used:end]] if end <= len(frames) else []
         if sum(lengths) != size or lengths[:-1] != [FRAME_BYTES] * (len(lengths) - 1):
             raise WireError("shape", f"no frames of {size} bytes for {dtype} of shape {list(shape)}")
-        plan.append(([frame.buffer for frame in frames[num_used:end]], 0, dtype, shape, count))
+        plan.append((frames[num_used:end], 0, dtype, shape, count))
         num_used = end
     if num_used != len(frames):
         raise WireError("frames", f"{len(frames)} frames in a message whose arrays take {num_used}")
@@ -396,7 +408,7 @@ def locate_arrays(kinds: bytes, dims: tuple[int, ...], at: int, frames: Sequence
     return plan
 
 
-def num_bytes(frames: Iterable[Buffer | zmq.Frame]) -> int:
+def num_bytes(frames: Iterable[Buffer | ReceivedFrame]) -> int:
     """Bytes of a message's frames, without libzmq's own."""
     total = 0
     for frame in frames:

@@ -32,7 +32,7 @@ class GraphServer:
     """The services of one machine behind one `comm.Server`: tables from the start, the graph once it is opened.
 
     A server that stands on its own (`alone`) takes no OPEN and no STOP from clients, and saves and loads tables below
-    `folder` only, or nowhere. `max_table_bytes`: see `Shard`; `is_reserved`: see `Server`; `io_threads`
+    `folder` only, or nowhere. `max_table_bytes`: see `Shard`; `is_reserved`, `bulk_port`: see `Server`; `io_threads`
     follow from the cores where they are not said.
     """
 
@@ -50,6 +50,7 @@ class GraphServer:
         folder: Path | None = None,
         max_table_bytes: int | None = None,
         is_reserved: bool = False,
+        bulk_port: int = 0,
     ) -> None:
         self.stopped = threading.Event()
         self._life = Life(machine, life, lost_after, self._silent_for)
@@ -70,7 +71,7 @@ class GraphServer:
             handlers, bind=bind, keys=keys, threads=threads, native_threads=native_threads, name=f"machine-{machine}",
             is_reserved=is_reserved, at_once=(Kind.STATUS, Kind.STOP),
             short={Kind.PULL: lambda header, front: self._shard.answer_small(header, front)},
-            io_threads=io_threads,
+            io_threads=io_threads, bulk_port=bulk_port,
         )  # fmt: skip
 
     def start(self) -> list[str]:

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +25,7 @@ import torch
 import torch.distributed as dist
 
 from gnnsys.comm import (
+    CURVE,
     Client,
     CommError,
     DeadlineExceeded,
@@ -67,7 +69,7 @@ def init(
     server_threads: int | None = None,
     process_group: bool = True,
     backend: str | None = None,
-    encrypt: bool = True,
+    encrypt: bool | str = True,
     device: torch.device | str | None = None,
 ) -> Session:
     """Joins the job this process was launched into, or begins one of its own. Every rank calls it.
@@ -83,9 +85,10 @@ def init(
     some of its memory; with "cpu" CUDA is never asked for anything.
 
     A process group is made unless there is one, or `process_group` is False: `backend`, or gloo, and nccl with it where
-    every rank has a GPU of its own. Servers admit only who has the job's key; without `encrypt` what they say travels
-    in the clear, for networks that nobody else can read. The session is closed by `close()`, by `with`, or when the
-    process exits.
+    every rank has a GPU of its own. Servers admit only who has the job's key. What they say is encrypted: orders by
+    ZeroMQ's CURVE, rows frame by frame with AES-256-GCM. With `encrypt="curve"` all of it is by CURVE, which is slower
+    and needs one port only. With `encrypt=False` it travels in the clear, for networks that nobody else can read. The
+    session is closed by `close()`, by `with`, or when the process exits.
 
     >>> with gnnsys.init() as session:
     ...     graph = gnnsys.open("parts/")
@@ -95,6 +98,8 @@ def init(
             raise ValueError(f"{name} must be a positive number of seconds, got {seconds}")
     if server_threads is None:
         server_threads = default_server_threads(num_usable_cores())
+    if encrypt not in (True, False, CURVE):
+        raise ValueError(f"encrypt must be True, False or {CURVE!r}, got {encrypt!r}")
     if server_threads < 1:
         raise ValueError(f"server_threads must be at least 1, got {server_threads}")
     agent = TorchrunAgent.watch(lost_after)
@@ -115,7 +120,8 @@ def init(
         session._made_process_group = make_process_group(
             group, process_group, backend, address, timeout, session.device
         )
-        session._order_server(server_threads, address, encrypt)
+        session._encrypt = encrypt
+        session._order_server(server_threads, address)
     except BaseException:
         session.close(wait=False)
         raise
@@ -191,6 +197,7 @@ class Session:
         self.device = torch.device("cpu")
         self.client: Client | None = None
         self.is_closed = False
+        self._encrypt: bool | str = True
         self._agent: TorchrunAgent | None = None  # torchrun's: this process ends with it
         self._server: ServerSupervisor | None = None
         self._made_process_group = self._uses_process_group = False
@@ -302,6 +309,8 @@ class Session:
         name = str(Path(path).resolve())
         if servers is not None:
             keys = None if key is None else read_key(key)
+            if keys is not None and keys.encrypts and self._encrypt == CURVE:
+                keys = replace(keys, encrypts=CURVE)
             graph, client = open_served(self.group, path, servers, keys, self.timeout, self.lost_after, policy)
             self._clients.append(client)
             self._served.append(graph)
@@ -386,12 +395,12 @@ class Session:
         if self.world_size > 1 and self.group.is_leader:
             self._server = ServerSupervisor()
 
-    def _order_server(self, threads: int, address: str, encrypt: bool) -> None:
+    def _order_server(self, threads: int, address: str) -> None:
         group = self.group
         if group.world_size == 1:
             return
         # On one machine too: whoever else has an account there could connect to its loopback interface.
-        made = Keys.generate(encrypts=encrypt).to_json() if group.rank == 0 else None
+        made = Keys.generate(encrypts=self._encrypt).to_json() if group.rank == 0 else None
         keys = Keys.from_json(group.share_secret("key", made))
         problem, endpoints = None, None
         if self._server is not None:

@@ -244,7 +244,7 @@ def test_a_request_that_another_thread_has_ended_is_not_sent_again():
         link = client._links[0]
         connection = link.connection_for(pending.kind)
         pending.frames = []  # as `fail` leaves it, while it is still among those outstanding
-        client._send_again(link, connection, pending, time.monotonic())
+        client.send_again(link, connection, pending, time.monotonic())
         assert pending.resent == 0
 
 

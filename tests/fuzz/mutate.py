@@ -151,6 +151,8 @@ def _swap_frames(frames: Frames, chance: random.Random) -> Frames:
     return chance.sample(frames, len(frames))
 
 
+ANYWHERE = (_flip_bits, _cut, _lengthen, _drop_frame, _repeat_frame, _swap_frames)  # whatever the format
+
 _MUTATIONS = (
     _flip_bits, _set_field, _set_field, _set_number, _set_number, _set_number, _set_descriptor, _set_dimension,
     _change_options, _change_options, _cut, _lengthen, _drop_frame, _repeat_frame, _swap_frames,

@@ -2,6 +2,7 @@
 
     python -m tests.fuzz.run --messages 1000000 --seed 0
     python -m tests.fuzz.run --messages 500 --seed 0 --first 123000    # those of a run that failed, again
+    python -m tests.fuzz.run --sealed --messages 1000000    # sealed ones, of which none may be accepted
 
 Ends with 0 where the server answered the correct client every time and has the memory and descriptors that it had.
 Memory must have stopped growing, not only grown little: what is judged is its slope over the second half.
@@ -30,6 +31,7 @@ from gnnsys.graph import Graph
 from gnnsys.sampling import NeighborSampler, SampleKey
 from tests.fuzz.mutate import message
 from tests.fuzz.record import Frames, record
+from tests.fuzz.sealed import AcceptedError, SealedAttacker
 from tests.fuzz.served import NUM_NODES, Served, Usage, served, write_graph
 from tests.sampling.machines import assert_same_sample
 
@@ -60,10 +62,15 @@ class Attacker:
         socket.connect(endpoint)
         return socket
 
+    def message(self, number: int) -> tuple[int, Frames]:
+        """Message `number` of a run, and the connection it goes over."""
+        return number % len(self._sockets), message(self._seed, number, self._recorded)
+
     def send(self, first: int, end: int) -> None:
         """Messages [first, end); returns when all but those that wait are done. `zmq.Again` where that is never."""
         for number in range(first, end):
-            self._sockets[number % len(self._sockets)].send_multipart(message(self._seed, number, self._recorded))
+            connection, frames = self.message(number)
+            self._sockets[connection].send_multipart(frames)
         marker = (1 << 62) + end
         for socket in self._sockets:  # the least urgent of all is answered after what came before it
             header = wire.make_header(Kind.DESCRIBE, marker, timeout_us=3 * 10**7, priority=2**31 - 1)
@@ -76,6 +83,10 @@ class Attacker:
                 if answered.request_id == marker and answered.kind == Kind.DESCRIBE:
                     break
 
+    def check(self) -> str | None:
+        """What is wrong with what the server has done: nothing that this attacker could tell."""
+        return None
+
     def close(self) -> None:
         self._context.destroy(linger=0)
 
@@ -83,12 +94,12 @@ class Attacker:
 class Checker:
     """A correct client in a thread: rows, samples and what it wrote itself, compared for as long as this lasts."""
 
-    def __init__(self, folder: Path, endpoint: str, truth: Graph) -> None:
+    def __init__(self, folder: Path, endpoint: str, truth: Graph, key: Path | None = None) -> None:
         self.num_checks = 0
         self.error: BaseException | None = None
         self._ended = threading.Event()
         self._session = gnnsys.init(process_group=False, timeout=120)
-        self._graph = self._session.open(folder, servers=[endpoint])
+        self._graph = self._session.open(folder, servers=[endpoint], key=key)
         (self._type,) = self._graph.node_types
         self._x = truth.node_data[self._type]["x"][self._graph.original_ids(torch.arange(NUM_NODES))]
         # More than fits a first frame: from here on pyzmq's own thread is there, which lets go of what was sent.
@@ -136,14 +147,27 @@ class Checker:
         self._session.close()
 
 
-def fuzz(folder: Path, *, num_messages: int, seed: int, first: int = 0, report: float = 10.0) -> str | None:
-    """What went wrong, with the numbers of the messages that were under way; None where nothing did."""
+def fuzz(
+    folder: Path, *, num_messages: int, seed: int, first: int = 0, report: float = 10.0, is_sealed: bool = False
+) -> str | None:
+    """What went wrong, with the numbers of the messages that were under way; None where nothing did.
+
+    With `is_sealed` the server has a key, and sealed messages are changed: none of them may be accepted.
+    """
     truth = write_graph(folder)
-    with served(folder) as server, contextlib.ExitStack() as ends:
+    with contextlib.ExitStack() as ends:
+        server, key = ends.enter_context(served(folder)), None
         recorded = record(folder, server.endpoint)
-        checker = Checker(folder, server.endpoint, truth)
+        if is_sealed:
+            key = folder.parent / "key"
+            server = ends.enter_context(served(folder, key))
+        checker = Checker(folder, server.endpoint, truth, key)
         ends.callback(checker.close)
-        attacker = Attacker(server.endpoint, recorded, seed)
+        attacker: Attacker | SealedAttacker
+        if key is None:
+            attacker = Attacker(server.endpoint, recorded, seed)
+        else:
+            attacker = SealedAttacker(server.endpoint, key, recorded, seed)
         ends.callback(attacker.close)
         points: list[Point] = []
         checks = checker.num_checks
@@ -153,12 +177,14 @@ def fuzz(folder: Path, *, num_messages: int, seed: int, first: int = 0, report: 
             try:
                 attacker.send(at, end)
             except zmq.Again:
-                return _failed(server, seed, at, end, recorded, "the server does not read any more")
+                return _failed(server, attacker, seed, at, end, "the server does not read any more")
+            except AcceptedError as error:
+                return _failed(server, attacker, seed, at, end, str(error))
             if server.process.poll() is not None or checker.error is not None:
-                return _failed(server, seed, at, end, recorded, repr(checker.error))
+                return _failed(server, attacker, seed, at, end, repr(checker.error))
             if (end - first) % (BATCHES_PER_CHECK * BATCH) == 0:
                 if checker.num_checks == checks and not checker.await_checks(1):
-                    return _failed(server, seed, at, end, recorded, f"the correct client starves: {checker.error!r}")
+                    return _failed(server, attacker, seed, at, end, f"the correct client starves: {checker.error!r}")
                 checks = checker.num_checks
             if (end - first) * NUM_POINTS >= (len(points) + 1) * num_messages:
                 points.append((end - first, server.usage()))
@@ -167,11 +193,13 @@ def fuzz(folder: Path, *, num_messages: int, seed: int, first: int = 0, report: 
                 print(f"{end - first:,} messages, {checker.num_checks} checks, {server.usage()}", flush=True)
         rate = num_messages / (time.monotonic() - began)
         if not checker.await_checks(2):  # the second began after the last message
-            return _failed(server, seed, at, end, recorded, f"the correct client starves: {checker.error!r}")
+            return _failed(server, attacker, seed, at, end, f"the correct client starves: {checker.error!r}")
         checks = checker.num_checks
         checker.close()
         if checker.error is not None:
-            return _failed(server, seed, at, end, recorded, repr(checker.error))
+            return _failed(server, attacker, seed, at, end, repr(checker.error))
+        if (why := attacker.check()) is not None:
+            return why
         for at, usage in points[:: max(1, NUM_POINTS // 10)]:
             print(f"{at:>12,} messages: {usage}")
         print(f"{num_messages:,} messages, {rate:,.0f}/s, {checks} checks; growth {growth(points) / 1e6:.1f} MB")
@@ -200,10 +228,10 @@ def judge(points: Sequence[Point]) -> str | None:
     return None
 
 
-def _failed(server: Served, seed: int, first: int, end: int, recorded: list[Frames], why: str) -> str:
+def _failed(server: Served, attacker: Attacker | SealedAttacker, seed: int, first: int, end: int, why: str) -> str:
     code = server.process.poll()
     file = Path(tempfile.gettempdir()) / f"gnnsys-fuzz-{seed}-{first}.hex"
-    lines = [" ".join(frame.hex() for frame in message(seed, number, recorded)) for number in range(first, end)]
+    lines = [" ".join(frame.hex() for frame in attacker.message(number)[1]) for number in range(first, end)]
     file.write_text("\n".join(lines))
     return f"{why} (exit code {code}) after messages {first} to {end} of seed {seed}; they are in {file}"
 
@@ -213,9 +241,11 @@ def main() -> int:
     parser.add_argument("--messages", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--sealed", action="store_true")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gnnsys-fuzz-") as folder:
-        why = fuzz(Path(folder) / "parts", num_messages=args.messages, seed=args.seed, first=args.first)
+        parts = Path(folder) / "parts"
+        why = fuzz(parts, num_messages=args.messages, seed=args.seed, first=args.first, is_sealed=args.sealed)
     print("FAILED: " + why if why else "ok", flush=True)
     return 1 if why else 0
 

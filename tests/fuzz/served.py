@@ -1,6 +1,7 @@
 """A graph server in a process of its own, on a small graph in two parts, and what that process takes of the machine.
 
-`python -m tests.fuzz.served DIR` is the process: it prints its endpoint and lives until its input closes.
+`python -m tests.fuzz.served DIR [KEY]` is the process, KEY the file with its key. It prints its endpoint and lives
+until its input closes.
 """
 
 from __future__ import annotations
@@ -79,11 +80,11 @@ class Served:
 
 
 @contextlib.contextmanager
-def served(folder: Path) -> Iterator[Served]:
-    """The server of the parts in `folder`; ends with the block."""
+def served(folder: Path, key: Path | None = None) -> Iterator[Served]:
+    """The server of the parts in `folder`, with the key in a file or with none; ends with the block."""
     env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.fuzz.served", str(folder)],
+        [sys.executable, "-m", "tests.fuzz.served", str(folder), *([] if key is None else [str(key)])],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, cwd=ROOT,
     )  # fmt: skip
     assert process.stdin is not None and process.stdout is not None
@@ -112,11 +113,13 @@ def _read_line(source: int) -> str:
     return line.decode().strip()
 
 
-def main(folder: str) -> None:
+def main(folder: str, key: str | None = None) -> None:
+    from gnnsys.comm import make_key
     from gnnsys.session.graph_server import GraphServer, wait_for_end
 
     tables = Path(folder).parent / "tables"
-    server = GraphServer(alone=True, folder=tables, max_table_bytes=TABLE_BYTES)
+    keys = None if key is None else make_key(key)
+    server = GraphServer(alone=True, folder=tables, max_table_bytes=TABLE_BYTES, keys=keys)
     server.open(folder, range(NUM_PARTS))
     print(*server.start(), flush=True)
     try:
@@ -126,4 +129,4 @@ def main(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

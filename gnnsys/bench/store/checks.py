@@ -52,8 +52,9 @@ def checks(work: Workload) -> Iterator[Case]:
     yield case("checks/a second of idle", figure("idle", seconds), f"a pull of {rows[0]} rows", figure("pull", rows[0]))
     num_rows = _CURVE_ROWS if name == STEPPED else rows[-1]
     yield case(f"checks/{num_rows} rows with a key", figure("key", num_rows), "no key", figure("pull", num_rows))
-    speed = figure("key speed", rows[-1], "GB/s"), figure("pull", rows[-1], "GB/s")
-    yield case(f"checks/CURVE/{rows[-1]} rows", speed[0], "no key", speed[1], unit=score("GB/s"))
+    for way in ("sealed", "CURVE"):
+        speed = figure(f"{way} speed", rows[-1], "GB/s"), figure("pull", rows[-1], "GB/s")
+        yield case(f"checks/{way}/{rows[-1]} rows", speed[0], "no key", speed[1], unit=score("GB/s"))
 
 
 def count(what: str, num_rows: int, unit: str) -> dict[str, Any]:

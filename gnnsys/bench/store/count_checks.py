@@ -21,7 +21,7 @@ import torch
 
 from gnnsys.bench.instructions import STEPPED, Counter
 from gnnsys.bench.store.pull_checks import PullMessages, checked, trusting
-from gnnsys.comm import Client, Keys, Kind, Server
+from gnnsys.comm import CURVE, Client, Keys, Kind, Server
 from gnnsys.store import Pull, Shard, Store, TableSpec
 
 _DIM = 128  # values: 512 bytes
@@ -115,8 +115,8 @@ def count_idle(count: Count, seconds: float) -> float:
 
 def main(what: str, num_rows: int, unit: str) -> None:
     torch.set_num_threads(1)
-    if what == "key speed":
-        found = measure_pull(None, num_rows, Keys.generate())
+    if what in ("sealed speed", "CURVE speed"):
+        found = measure_pull(None, num_rows, Keys.generate(encrypts=CURVE if what == "CURVE speed" else True))
     else:
         count = Count(Counter((unit,)))
         found = {

@@ -14,6 +14,7 @@ from gnnsys.bench.store.bare_zeromq import BareLink
 from gnnsys.bench.store.torch_rpc import RpcRows
 from gnnsys.bench.two_machines import TwoMachines, two_machines
 from gnnsys.bench.workload import Workload
+from gnnsys.comm import CURVE
 from gnnsys.graph import NODE
 from gnnsys.store import Pull
 
@@ -25,6 +26,8 @@ RPC = "torch.distributed.rpc"
 FEW, VERY_FEW = 1000, 100  # what takes time is the way there and back, not the rows
 LARGE_ROWS = 125_000  # of 512 bytes: 64 MB, what a rank's batch of 1,024 seeds may ask of another machine
 LANES = 4
+SEALED_SHARE = 0.6  # of the speed of a large pull in the clear
+CLEAR, BY_CURVE = "no key", "CURVE"
 
 
 def remote_pull(work: Workload) -> Iterator[Case]:
@@ -75,12 +78,6 @@ def pull_variants(work: Workload) -> Iterator[Case]:
 
         yield Case(f"pull/remote/{name}", milliseconds(), sides, (Versus(("the plain way",)),))
 
-    def with_key() -> dict[str, Side]:
-        open_to_all, ids = two_machines(work), there(work, count)
-        return {OURS: Side(pulling(two_machines(work, with_key=True), ids)), "no key": Side(pulling(open_to_all, ids))}
-
-    yield Case("pull/remote/with a key", milliseconds(), with_key, (Versus(("no key",)),))
-
     for name, most, target in (("few rows", FEW, None), ("very few rows", VERY_FEW, 0.5)):
 
         def few(most: int = most) -> dict[str, Side]:
@@ -90,6 +87,20 @@ def pull_variants(work: Workload) -> Iterator[Case]:
             return {OURS: Side(pulling(two_machines(work), ids)), "bare pyzmq": bare}
 
         yield Case(f"pull/remote/{name}", milliseconds(), few, (Versus(("bare pyzmq",), target),))
+
+
+def keyed_pull(work: Workload) -> Iterator[Case]:
+    """What a key costs: rows sealed frame by frame, beside CURVE, which was the only way before, and beside no key."""
+    for name, most, of_clear, of_curve in (("with a key", NUM_ROWS, SEALED_SHARE, None),
+                                           ("very few rows with a key", VERY_FEW, None, 1.0)):  # fmt: skip
+
+        def sides(most: int = most) -> dict[str, Side]:
+            ids = there(work, min(most, num_rows(work)))
+            ways: dict[str, bool | str] = {OURS: True, CLEAR: False, BY_CURVE: CURVE}
+            return {name: Side(pulling(two_machines(work, encrypts=way), ids)) for name, way in ways.items()}
+
+        versus = (Versus((CLEAR,), of_clear), Versus((BY_CURVE,), of_curve))
+        yield Case(f"pull/remote/{name}", milliseconds(), sides, versus, agree=0.0)
 
 
 def lanes(work: Workload) -> Iterator[Case]:
@@ -102,7 +113,7 @@ def lanes(work: Workload) -> Iterator[Case]:
             ids = there(work, count)
             found = {}
             for name, number in ((OURS, LANES), ("one lane", 1)):
-                found[name] = Side(pulling(two_machines(work, with_key=with_key, lanes=number), ids))
+                found[name] = Side(pulling(two_machines(work, encrypts=with_key, lanes=number), ids))
             return found
 
         unit = rate("GB/s", 1e-9 * num_bytes)

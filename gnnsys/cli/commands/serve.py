@@ -18,6 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     key = parser.add_mutually_exclusive_group()
     key.add_argument("--key", type=Path, metavar="FILE", help="key file; it is made where it does not exist")
     key.add_argument("--no-key", action="store_true", help="serve every account of this machine (loopback only)")
+    parser.add_argument("--bulk-port", type=int, default=0, metavar="PORT", help="for rows, with a key (default: any)")
     parser.add_argument("--tables", type=Path, metavar="DIR", help="save and load tables below DIR (default: nowhere)")
     parser.add_argument("--threads", type=int, default=2, help="requests answered at once (2)")
     parser.add_argument("--no-verify", action="store_true", help="do not compare the files with their checksums")
@@ -32,6 +33,8 @@ def run(args: argparse.Namespace) -> int:
     from gnnsys.session import GraphServer, wait_for_end
 
     host, endpoint = _endpoint(args.bind)
+    if not 0 <= args.bulk_port < 65536:
+        raise ValueError(f"--bulk-port must be a port below 65536, or 0 for any, got {args.bulk_port}")
     if args.key is None and not is_loopback(host):
         raise ValueError(f"--bind {args.bind} is open to other machines: give --key FILE, which is made if need be")
     own_parts = _own_parts(args.parts_dir, args.parts)
@@ -40,7 +43,9 @@ def run(args: argparse.Namespace) -> int:
         if path is None and not args.no_key:
             path = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="gnnsys-serve-"))) / "key"
         keys = None if path is None else make_key(path)
-        server = GraphServer(bind=[endpoint], keys=keys, threads=args.threads, alone=True, folder=args.tables)
+        server = GraphServer(
+            bind=[endpoint], keys=keys, threads=args.threads, alone=True, folder=args.tables, bulk_port=args.bulk_port
+        )
         ends.callback(server.close)
         server.open(str(args.parts_dir), own_parts, verify=not args.no_verify)
         (listens,) = server.start()
