@@ -42,7 +42,7 @@ class StartPull:
         return self._start(self.pulls, self.of_messages)
 
 
-class _Asked(NamedTuple):
+class _SmallAnswer(NamedTuple):
     """Rows that one machine was asked for: the next `count` from `first` on, of those that are grouped by part."""
 
     answer: Pending
@@ -120,7 +120,7 @@ class SmallTable:
             _COUNT.pack_into(front, COUNT_AT, count)
             front += local if order is None else local[first * width : (first + count) * width]
             answer = route.client.request_encoded(machine, Kind.PULL, front, 2, count * row_bytes, **start.of_messages)
-            asked.append(_Asked(answer, first, count))
+            asked.append(_SmallAnswer(answer, first, count))
         for rows, first, count in near:
             assert order is not None, "ids of two parts"
             index = torch.frombuffer(local, dtype=self._local_dtype, count=count, offset=first * width)
@@ -132,7 +132,7 @@ class SmallPull(PendingPull):
     """A small pull under way; `result()` once, by one thread."""
 
     def __init__(
-        self, table: SmallTable, ids: Tensor, out: Tensor, asked: list[_Asked], order: bytearray | None,
+        self, table: SmallTable, ids: Tensor, out: Tensor, asked: list[_SmallAnswer], order: bytearray | None,
         start: StartPull,
     ) -> None:  # fmt: skip
         self._table, self._ids, self._outs, self._asked, self._order = table, ids, [out], asked, order
@@ -165,7 +165,7 @@ class SmallPull(PendingPull):
         self.bytes_local = instead.bytes_local
         return rows
 
-    def _take(self, asked: _Asked) -> None:
+    def _take(self, asked: _SmallAnswer) -> None:
         """Puts the rows of one answer in place."""
         answer, first, count = asked
         form, order, out = self._table.form, self._order, self._outs[0]
