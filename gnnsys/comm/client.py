@@ -24,14 +24,14 @@ from gnnsys.comm import wire
 from gnnsys.comm.arrays import ReceivedFrame
 from gnnsys.comm.context import RequestContext, current_context, first_given
 from gnnsys.comm.counters import Tally
-from gnnsys.comm.errors import Closed, CommError, DeadlineExceeded, ShardLost, WireError
+from gnnsys.comm.errors import Closed, CommError, ShardLost, WireError
 from gnnsys.comm.keys import Keys
-from gnnsys.comm.kinds import CONTROL, Kind, kind_name
+from gnnsys.comm.kinds import Kind, kind_name
 from gnnsys.comm.lane_agreements import LaneAgreements
 from gnnsys.comm.led_socket import LedSocket
-from gnnsys.comm.peer_link import Connection, Link, ids_array, make_name, states_of
+from gnnsys.comm.peer_link import Connection, Link, make_name
+from gnnsys.comm.peer_watch import PeerWatch
 from gnnsys.comm.pending import Pending
-from gnnsys.comm.server import UNKNOWN
 from gnnsys.comm.sockets import WakeUp
 from gnnsys.comm.wire import Limits
 
@@ -44,7 +44,6 @@ _RESEND_SECONDS, _PING_SECONDS = 5.0, 2.0  # at most
 _BUSY_SECONDS = (0.02, 1.0)  # before a request that a peer had no room for is sent again: at first, and at most
 _REQUEST_LOAD = 1 << 16  # bytes that a request counts as where lanes are compared, besides its reply
 MAX_LANES = 16
-_BEATS = 4  # signs of life within the time after which they are missed
 
 
 class Client:
@@ -95,14 +94,15 @@ class Client:
         self._limits = limits or Limits()
         self._resend_after = resend_after
         self._ping_interval = ping_interval
-        self._lost_after = lost_after
-        self._beat = max(ping_interval, lost_after / _BEATS)
-        self._next_beat = 0.0
         self._name = name
         self._ids = itertools.count(1)
         self._connections: list[tuple[Link, Connection, LedSocket]] = []  # that have a socket
         self._lock = threading.RLock()  # of making them
         self._agreements = LaneAgreements(self, keys, self._limits, self._ids, self._lock, ping_interval)
+        self._watch = PeerWatch(
+            self, self._links, self._agreements, self._limits, self._ids, lost_after=lost_after,
+            resend_after=resend_after, ping_interval=ping_interval,
+        )  # fmt: skip
         self._turned_away: list[tuple[float, Link, Connection, Pending]] = []  # when to send them again
         self._wake_up = WakeUp()
         self._epoll = select.epoll()
@@ -194,7 +194,7 @@ class Client:
             self._transmit(link, connection, kind, frames, request_id)
         except (zmq.ZMQError, ValueError) as error:
             if self._stop or (isinstance(error, zmq.ZMQError) and error.errno in (zmq.ENOTSOCK, zmq.ETERM)):
-                self._fail_all(link, lambda pending: Closed("the client is closed"))
+                self.fail_all(link, lambda pending: Closed("the client is closed"))
             elif isinstance(error, zmq.Again):
                 pass  # the connection was cut: it stays outstanding, until another one is made or its deadline has come
             elif connection.take(request_id) is not None:
@@ -215,7 +215,7 @@ class Client:
         link = self._links[peer]
         link.end = why
         silent_for = time.monotonic() - link.last_heard if link.last_heard else 0.0
-        self._fail_all(link, lambda _: ShardLost(why, machine=peer, rank=self._sender, silent_for=silent_for))
+        self.fail_all(link, lambda _: ShardLost(why, machine=peer, rank=self._sender, silent_for=silent_for))
 
     def counters(self) -> dict[str, Any]:
         """Messages and bytes by peer and by kind, times by peer and kind, events by reason, what is outstanding now."""
@@ -269,7 +269,7 @@ class Client:
             self._agreements.ask(link, connection, ask_id)
         return None
 
-    # What agreements call
+    # What agreements and the watch call
 
     def make_socket(self, link: Link, connection: Connection) -> LedSocket:
         with self._lock:
@@ -280,13 +280,16 @@ class Client:
                 self._wake_up.wake()  # to read what it may have been told already
             return socket
 
-    def send_order(self, link: Link, kind: int, request_id: int, options: dict[str, Any]) -> None:
+    def send_order(
+        self, link: Link, connection: Connection, kind: int, request_id: int, arrays: Sequence[Tensor] = (),
+        options: dict[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         header = wire.make_header(
-            kind, request_id, timeout_us=int(self._lost_after * 1e6), sender=self._sender,
+            kind, request_id, timeout_us=int(self._watch.lost_after * 1e6), sender=self._sender,
             incarnation=self._incarnation,
         )  # fmt: skip
         with contextlib.suppress(zmq.ZMQError, ValueError):  # sent again when it is due again
-            self._transmit(link, link.control, kind, wire.encode(header, (), options, self._limits))
+            self._transmit(link, connection, kind, wire.encode(header, arrays, options, self._limits))
 
     def note(self, event: str) -> None:
         self._tally.note(event)
@@ -305,7 +308,7 @@ class Client:
                 self._stop = True
             for link in self._links.values():
                 link.close(_LINGER_MS)
-                self._fail_all(link, lambda pending: Closed(text))
+                self.fail_all(link, lambda pending: Closed(text))
             self._agreements.close()
             self._wake_up.close()
             self._epoll.close()
@@ -340,11 +343,13 @@ class Client:
             if self._turned_away and now >= self._turned_away[0][0]:
                 self._try_again(now)
             if is_due and (was_paused or not paused):  # after a pause, what has come is read first
-                self._check(now)
+                self._next_deadline = math.inf
+                due = self._watch.check(now)
+                self._next_deadline = min(self._next_deadline, due)  # a request may have come meanwhile
                 next_tick = now + tick
             was_paused = paused
-            if now >= self._next_beat:
-                self._show_life(now)
+            if now >= self._watch.next_beat:
+                self._watch.show_life(now)
 
     def _read(
         self, link: Link, connection: Connection, socket: LedSocket, is_enough: Callable[[], int] | None = None,
@@ -404,7 +409,7 @@ class Client:
         self._wakes_at = math.inf
         self._wakes_at = min(next_tick, self._next_deadline)
         again_at = self._turned_away[0][0] if self._turned_away else math.inf
-        return max(0.0, min(self._wakes_at, self._next_beat, again_at) - time.monotonic()) + 1e-3
+        return max(0.0, min(self._wakes_at, self._watch.next_beat, again_at) - time.monotonic()) + 1e-3
 
     def _accept(self, link: Link, connection: Connection, frames: Sequence[ReceivedFrame], now: float) -> None:
         try:
@@ -425,7 +430,7 @@ class Client:
                     link.peer, pending.kind, header.queued_us, header.served_us, int((now - pending.sent_at) * 1e6)
                 )
         elif header.kind == Kind.PING:
-            self._take_ping(link, connection, header, frames, now)
+            self._watch.take_ping(link, connection, header, frames, now)
         elif header.kind == Kind.SEAL and connection is link.control:
             self._agreements.take(link, header, frames, now)
         else:
@@ -471,91 +476,19 @@ class Client:
             self._transmit(link, connection, pending.kind, [front, *frames[1:]], pending.request_id)
             pending.resent += 1
 
-    def _take_ping(
-        self, link: Link, connection: Connection, header: wire.Header, frames: Sequence[ReceivedFrame], now: float
-    ) -> None:
-        with connection.lock:
-            if header.request_id != connection.ping_id:
-                return
-            asked, connection.asked, connection.ping_id = connection.asked, [], 0
-        try:
-            answer = wire.read_message(header, frames, self._limits)
-        except WireError as error:
-            self._tally.note(f"malformed: {error.reason}")
-            return
-        for request_id, state in zip(asked, states_of(answer, len(asked)), strict=False):  # none of a strange answer
-            pending = connection.outstanding.get(request_id)
-            if pending is None:
-                continue
-            pending.last_sign = now
-            if state == UNKNOWN:
-                self._tally.note("resent")
-                self.send_again(link, connection, pending, now)
-
-    def _check(self, now: float) -> None:
-        """Fails what is overdue, asks silent peers how they are, and finds when the next deadline is due."""
-        self._next_deadline = math.inf
-        for link in self._links.values():
-            deadlines = [math.inf]
-            for connection in link.connections:
-                for pending in list(connection.outstanding.values()):
-                    if pending.deadline > now:
-                        deadlines.append(pending.deadline)
-                    elif connection.take(pending.request_id) is not None:
-                        pending.fail(DeadlineExceeded(self.describe_timeout(pending)))
-            if len(deadlines) == 1:
-                continue
-            silent_for = link.silent_for(now)
-            if silent_for >= self._lost_after:
-                self._tally.note("lost")
-                self._fail_all(link, lambda pending: link.lost(pending, self._sender, silent_for))  # noqa: B023
-            else:
-                self._next_deadline = min(self._next_deadline, *deadlines)
-                self._ask(link, now)
-
-    def _ask(self, link: Link, now: float) -> None:
-        for connection in link.connections:
-            silent = connection.silent(max(now - self._resend_after, link.returned_at))
-            self._agreements.check(link, connection, bool(silent), now)
-            if connection.socket is None and self._agreements.wants(connection):
-                continue
-            due = silent or (connection.traffic_class == CONTROL and link.silent_for(now) >= self._ping_interval)
-            wait = self._resend_after if silent else self._ping_interval
-            if not due or (
-                connection.ping_id and connection.ping_at > link.returned_at and now - connection.ping_at < wait
-            ):
-                continue
-            ping_id = next(self._ids)
-            with connection.lock:
-                connection.ping_id, connection.ping_at, connection.asked = ping_id, now, silent
-            with contextlib.suppress(zmq.ZMQError, ValueError):  # asked again when it is due again
-                self._ping(link, connection, ping_id, silent)
-
-    def _ping(self, link: Link, connection: Connection, ping_id: int, asked: list[int]) -> None:
-        header = wire.make_header(
-            Kind.PING, ping_id, timeout_us=int(self._lost_after * 1e6), sender=self._sender,
-            incarnation=self._incarnation,
-        )  # fmt: skip
-        self._transmit(link, connection, Kind.PING, wire.encode(header, ids_array(asked), None, self._limits))
-
-    def _show_life(self, now: float) -> None:
-        """Sends a heartbeat to every peer that was sent nothing for a while. Its answer shows that the peer lives."""
-        for link in self._links.values():
-            if now - link.last_said >= self._beat and not link.end:
-                with contextlib.suppress(zmq.ZMQError, ValueError):  # closed, or cannot be reached: who asks is told
-                    self._ping(link, link.control, next(self._ids), [])
-        self._next_beat = min((max(link.last_said, now - self._beat / 2) for link in self._links.values()), default=now)
-        self._next_beat += self._beat
-
     # Ends of requests
 
-    def _fail_all(self, link: Link, error_of: Callable[[Pending], CommError]) -> None:
+    def fail_all(self, link: Link, error_of: Callable[[Pending], CommError]) -> None:
         for connection in link.connections:
             for request_id in list(connection.outstanding):
                 pending = connection.take(request_id)
                 if pending is not None:
                     pending.fail(error_of(pending))
             connection.ping_id = 0
+
+    def lose_silent(self, link: Link, silent_for: float) -> None:
+        self._tally.note("lost")
+        self.fail_all(link, lambda pending: link.lost(pending, self._sender, silent_for))
 
     def describe_timeout(self, pending: Pending) -> str:
         return self._links[pending.peer].overdue(pending, self._sender)

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import zmq
+from torch import Tensor
 
 from gnnsys.comm import wire
 from gnnsys.comm.arrays import ReceivedFrame
@@ -31,8 +32,11 @@ _log = logging.getLogger(__name__)
 class LaneOwner(Protocol):
     """Whose lanes they are: the client."""
 
-    def send_order(self, link: Link, kind: int, request_id: int, options: dict[str, Any]) -> None:
-        """Sends a message over the control connection; a no-op where that cannot be."""
+    def send_order(
+        self, link: Link, connection: Connection, kind: int, request_id: int, arrays: Sequence[Tensor] = (),
+        options: dict[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        """Sends a message that nobody waits for; a no-op where that cannot be."""
         ...
 
     def make_socket(self, link: Link, connection: Connection) -> Any: ...
@@ -73,7 +77,7 @@ class LaneAgreements:
         sealing = connection.sealing
         sealing.ask_id, sealing.asked_at = ask_id or next(self._ids), time.monotonic()
         question = sealing.question(connection.lane, port_of(link.endpoint))
-        self._owner.send_order(link, Kind.SEAL, sealing.ask_id, question)
+        self._owner.send_order(link, link.control, Kind.SEAL, sealing.ask_id, options=question)
 
     def check(self, link: Link, connection: Connection, is_silent: bool, now: float) -> None:
         """Asks again where nothing comes on a lane, or the question was lost."""
