@@ -260,8 +260,6 @@ class Client:
     def _open(self, link: Link, connection: Connection, request_id: int = 0) -> LedSocket | None:
         """The connection's socket, made on first use; None where it is not agreed yet how to seal what it carries."""
         with self._lock:
-            if self._stop:
-                raise zmq.ZMQError(zmq.ENOTSOCK)
             if connection.socket is not None or not self._agreements.wants(connection):
                 return self.make_socket(link, connection)
             ask_id = self._agreements.wait(connection, request_id)
@@ -273,6 +271,8 @@ class Client:
 
     def make_socket(self, link: Link, connection: Connection) -> LedSocket:
         with self._lock:
+            if self._stop:
+                raise zmq.ZMQError(zmq.ENOTSOCK)
             socket = connection.socket
             if socket is None:
                 socket = link.open(connection, self._context, self._keys, self._wake_up, self._epoll)
@@ -290,6 +290,7 @@ class Client:
         )  # fmt: skip
         with contextlib.suppress(zmq.ZMQError, ValueError):  # sent again when it is due again
             self._transmit(link, connection, kind, wire.encode(header, arrays, options, self._limits))
+            self._have_read(connection)
 
     def note(self, event: str) -> None:
         self._tally.note(event)
@@ -305,9 +306,11 @@ class Client:
             _log.exception("%s: the thread that reads has ended", self._name)
         finally:
             with self._lock:
-                self._stop = True
+                self._stop = True  # no socket is made any more
+                made = [socket for _, _, socket in self._connections]  # also those whose place another took
+            for socket in made:
+                socket.close(_LINGER_MS)
             for link in self._links.values():
-                link.close(_LINGER_MS)
                 self.fail_all(link, lambda pending: Closed(text))
             self._agreements.close()
             self._wake_up.close()
@@ -357,7 +360,7 @@ class Client:
     ) -> None:  # fmt: skip
         """Takes what has come on a connection, or as much as `is_enough`: in any thread. See `SharedSocket.receive`."""
         now = time.monotonic()
-        with socket.reading:
+        with connection.reading:
             for _ in range(_DRAIN):
                 received = socket.receive(self._limits.max_frames, is_told=is_told)
                 if received is None or socket is not connection.socket:  # another took its place
@@ -375,6 +378,13 @@ class Client:
                 self._accept(link, connection, frames, now)
                 if is_enough is not None and is_enough():
                     return
+        self._wake_up.wake()  # there may be more
+
+    def _have_read(self, connection: Connection) -> None:
+        """Wakes who reads, after a sender that does not read itself: it may have taken the news that something came."""
+        socket = connection.socket
+        if socket is not None and socket.hot and not socket.is_led:
+            self._wake_up.wake()
 
     def read_for(self, pending: Pending, until: float) -> None:
         """Has the caller read itself while it waits for `pending`, where no other caller does on that connection."""
@@ -384,8 +394,9 @@ class Client:
             pending.wake_up = socket.leader_wake_up
             arrivals = pending.count_arrivals
             socket.lead(arrivals, until, partial(self._read, link, connection, socket, arrivals))
-            if socket.hot and connection.awaits_others(pending):  # what else has come, nobody may have been told of
-                self._wake_up.wake()
+            is_asked = any([lane.sealing.ask_id for lane in link.lanes])  # nobody waits for that answer by itself
+            if socket.hot and (is_asked or connection.awaits_others(pending)):
+                self._wake_up.wake()  # what else has come, nobody may have been told of
 
     def _drop_cut(self) -> None:
         """Lets go of connections that libzmq has given up; the next message makes another."""
@@ -475,6 +486,7 @@ class Client:
         with contextlib.suppress(zmq.ZMQError, ValueError):  # it stays outstanding, until its deadline
             self._transmit(link, connection, pending.kind, [front, *frames[1:]], pending.request_id)
             pending.resent += 1
+            self._have_read(connection)
 
     # Ends of requests
 

@@ -49,4 +49,5 @@ class LaneSealing:
         """The connection was cut: its next message begins with another agreement, and what was lost comes with it."""
         if self.agreement is not None:
             self.agreement, self.channel, self.is_settled = None, None, False
+            self.ask_id = 0  # an answer to what was asked before is about what is gone
             self.waiting |= dict.fromkeys(outstanding)

@@ -27,7 +27,6 @@ class LedSocket(SharedSocket):
 
     def __init__(self, socket: Any, wake_up: WakeUp, epoll: select.epoll, channel: SealedChannel | None = None) -> None:
         super().__init__(socket, wake_up, channel)
-        self.reading = threading.Lock()  # held from receiving to delivering: replies stay in order
         self.is_led = False
         self.leader_wake_up = WakeUp()
         self._thread_wake_up = wake_up

@@ -48,6 +48,7 @@ class Connection:
         self.asked: list[int] = []
         self.sealing = LaneSealing()
         self.lock = threading.Lock()  # of the load and the question
+        self.reading = threading.Lock()  # held from receiving to delivering: replies stay in order
 
     def add(self, pending: Pending) -> None:
         with self.lock:
@@ -170,11 +171,6 @@ class Link:
             f"{kind_name(pending.kind)} (request {pending.request_id}, sent {1 + pending.resent} times); "
             f"it was {heard}{busy}. If it lives and is slow, raise timeout; otherwise look at its log"
         )
-
-    def close(self, linger_ms: int) -> None:
-        for connection in self.connections:
-            if connection.socket is not None:
-                connection.socket.close(linger_ms)
 
 
 def make_name() -> bytes:

@@ -39,7 +39,9 @@ _PREFIX = struct.Struct("<4sHHI8sQ")  # magic, version, zero, number of frames, 
 _NONCE = struct.Struct("<QHH")  # the message's counter, the frame's place, the piece's in it: twelve bytes
 _SIZE = struct.Struct("<Q")
 PIECE_BYTES = 1 << 20
-_WINDOW = 1 << 12  # messages: threads seal side by side, so one may be sent before another that has a smaller counter
+# Messages. Threads seal side by side: small ones overtake a large one that has a smaller counter, for as long as it
+# takes to seal.
+_WINDOW = 1 << 17
 
 
 @dataclass(frozen=True)
@@ -109,22 +111,31 @@ class ReplayWindow:
 
     def __init__(self, size: int = _WINDOW) -> None:
         self._size, self._highest = size, 0
-        self._seen = bytearray(size)  # by counter modulo its size
+        self._seen = bytearray(-(-size // 8))  # a bit for each counter modulo its size
 
     def may_take(self, counter: int) -> bool:
         if counter > self._highest:
             return True
-        return self._highest - counter < self._size and not self._seen[counter % self._size]
+        return self._highest - counter < self._size and not self._has(counter)
 
     def take(self, counter: int) -> None:
         """Only once the message is known to be authentic."""
         if counter - self._highest >= self._size:
-            self._seen = bytearray(self._size)
+            self._seen = bytearray(len(self._seen))
         else:
             for passed in range(self._highest + 1, counter):
-                self._seen[passed % self._size] = 0
-        self._seen[counter % self._size] = 1
+                self._set(passed, False)
+        self._set(counter, True)
         self._highest = max(self._highest, counter)
+
+    def _has(self, counter: int) -> bool:
+        place = counter % self._size
+        return bool(self._seen[place >> 3] >> (place & 7) & 1)
+
+    def _set(self, counter: int, is_seen: bool) -> None:
+        place = counter % self._size
+        bit = 1 << (place & 7)
+        self._seen[place >> 3] = self._seen[place >> 3] & ~bit | (bit if is_seen else 0)
 
 
 class OpenedFrame:

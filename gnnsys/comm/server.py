@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import zmq
 
@@ -401,19 +402,26 @@ class Server:
         key = (identity, header.request_id)
         if len(frames) != 1 or num_bytes >= _SMALL_BYTES or len(self._workers) or header.timeout_us < _SHORT_US:
             return False
-        with self._lock:  # whoever has the reply and asks for counters waits until it is counted
+        with self._lock:  # what it says stays true without it: this thread alone adds to these
             if key in self._jobs or key in self._kept or not self._quotas.has_room(client_of(identity)):
                 return False
-            try:
-                front = frames[0].buffer
-                reply = self._short[header.kind](header, front)
-            except Exception:  # the handler says what is wrong
-                return False
-            if reply is None:
-                return False
-            served_us = int((time.monotonic() - now) * 1e6)
-            wire.put_reply(reply.frames[0], front, served_us, reply.num_arrays)
-            sent_bytes = self._send(identity, header, reply.frames)
+        try:
+            front = frames[0].buffer
+            reply = self._short[header.kind](header, front)
+        except Exception:  # the handler says what is wrong
+            return False
+        if reply is None:
+            return False
+        served_us = int((time.monotonic() - now) * 1e6)
+        wire.put_reply(reply.frames[0], front, served_us, reply.num_arrays)
+        session = None if self._sessions is None else self._sessions.of(identity)
+        sealed = None if session is None else session.seal(reply.frames)
+        with self._lock:  # whoever has the reply and asks for counters waits until it is counted
+            window = self._quotas.of(client_of(identity)).window
+            for frame in reply.frames if sealed is None else sealed.frames:
+                if isinstance(frame, np.ndarray):
+                    window.enter(frame)
+            sent_bytes = self._send(identity, header, reply.frames, sealed)
             self._tally.received(header.sender, header.kind, num_bytes)
             self._times[header.kind].add(0, served_us)
             self._keep(key, header, reply.frames, sent_bytes)

@@ -156,6 +156,7 @@ class WakeUp:
         os.set_blocking(self._read, False)
         os.set_blocking(self._write, False)
         self.sleeping = False
+        self._lock = threading.RLock()  # of the descriptors; re-entrant: finalizers run anywhere
 
     def fileno(self) -> int:
         return self._read
@@ -164,16 +165,20 @@ class WakeUp:
         """Call after the work has been put where the owner looks for it."""
         if self.sleeping:
             self.sleeping = False
-            with contextlib.suppress(OSError):  # full: it is awake; closed: it has ended
-                os.write(self._write, b"\0")
+            with self._lock, contextlib.suppress(OSError):  # full: it is awake
+                if self._write >= 0:  # a closed number may be another file's by now
+                    os.write(self._write, b"\0")
 
     def clear(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.read(self._read, 4096)
 
     def close(self) -> None:
-        os.close(self._read)
-        os.close(self._write)
+        with self._lock:
+            if self._write >= 0:
+                os.close(self._read)
+                os.close(self._write)
+            self._write = -1
 
 
 class SharedSocket:

@@ -50,6 +50,8 @@ def gather_bytes(rows: RawRows, ids: int, id_bytes: int, count: int, room: int) 
 
 def place_bytes(rows: int, count: int, row_bytes: int, order: int, out: Tensor) -> bool | None:
     """Puts the `count` rows at the address `rows` into `out`: row i at order[i], or at i where the address is 0."""
+    if not out.is_contiguous() or out.nbytes != out.shape[0] * row_bytes:  # it was changed while rows were on their way
+        return None
     return _native.place_bytes(rows, count, row_bytes, order, out.data_ptr(), out.shape[0])  # type: ignore[no-any-return]
 
 

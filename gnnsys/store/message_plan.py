@@ -28,8 +28,9 @@ MAX_PIECES = 256
 REQUEST_BYTES = 2 * CHUNK_BYTES  # of rows, below which a pull is not cut into more requests
 MAX_ITEMS = 1 << 16  # of a plan
 
-# A pull of no more takes about as long as handing it to another thread does, also where its rows are on a disk.
-SMALL_ROWS = 1 << 10
+# A pull of no more rows in memory takes about as long as handing it to another thread does. Rows of files may have to
+# come from a disk first, and who reads them keeps others waiting: of these fewer are read at once.
+SMALL_ROWS, SMALL_FILE_ROWS = 1 << 10, 1 << 8
 SMALL_BYTES = 1 << 20
 
 # A message that asks for whole rows of one part: dtypes and dimensions of plan and row numbers, their sizes, the plan;

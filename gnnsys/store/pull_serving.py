@@ -17,13 +17,14 @@ from gnnsys.store.message_plan import (
     MAX_PIECES,
     NONE,
     SMALL_BYTES,
+    SMALL_FILE_ROWS,
     SMALL_ROWS,
     WIRE_DTYPES,
     columns_from_wire,
     named_array,
     read_plan,
 )
-from gnnsys.store.part_rows import PartRows
+from gnnsys.store.part_rows import FILE, PartRows
 from gnnsys.store.table import Table
 
 _ASKED = struct.Struct("<4s3q5q")  # as ASK_ROWS
@@ -110,6 +111,8 @@ def answer_small(header: Header, front: memoryview, tables: Mapping[int, Table])
     table = tables.get(number)
     rows = None if table is None else table.parts.get(part)
     if rows is None or len(front) != IDS_AT + count * id_bytes or rows.dropped:
+        return None
+    if count > SMALL_FILE_ROWS and rows.kind == FILE:
         return None
     form = rows.reply_format
     if not 0 < count * form.row_bytes <= SMALL_BYTES:

@@ -65,7 +65,7 @@ class SmallTable:
     def __init__(self, spec: TableSpec, candidates: Sequence[Sequence[Candidate]], machines: Machines) -> None:
         self.spec, self.candidates = spec, candidates
         self.form = RowFormat(spec)
-        self.max_rows = min(SMALL_ROWS, SMALL_BYTES // max(1, self.form.row_bytes))
+        self.max_rows = min(SMALL_ROWS, SMALL_BYTES // self.form.row_bytes) if self.form.row_bytes else 0
         self.at_hand = [of_part[0].rows for of_part in candidates if of_part[0].rows is not None]
         self._bounds, self._row_shape, self._dtype = spec.bounds_tensor, spec.row_shape, spec.dtype
         self._local_dtype = torch.int32 if spec.narrow else torch.int64

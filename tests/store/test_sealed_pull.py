@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gnnsys.comm import Client, Keys, Server
+from gnnsys.comm import Client, Keys, Kind, Server
 from gnnsys.store import Pull, Shard, Store, TableSpec
 from tests.store.cluster import random_ids, random_rows
 
@@ -20,13 +20,20 @@ def store(request):
     rows, shard = random_rows(NUM_ROWS, 64), Shard(0)
     for part in (0, 1):
         shard.add(X, part, rows[X.bounds[part] : X.bounds[part + 1]])
-    with Server(shard.handlers(), keys=keys) as server:
+    with Server(shard.handlers(), keys=keys, short={Kind.PULL: shard.answer_small}) as server:
         client = Client({0: server.endpoints[0]}, sender=0, incarnation=1, keys=keys)
         with client:
             made = Store(machine_of_part=[0, 0], machine=1, client=client, rank=0, world_size=1)
             made.register(X)
             yield made, rows
         assert server.counters()["events"] == {}
+
+
+@pytest.mark.parametrize("count", [1, 7, 200, 1000])
+def test_few_rows_are_those_of_the_table_however_they_travel(store, count):
+    made, rows = store
+    for ids in (random_ids(count, NUM_ROWS), random_ids(count, 20_000)):
+        assert torch.equal(made.pull([Pull(X.name, ids)]).result()[0], rows[ids])
 
 
 def test_rows_are_those_of_the_table_however_they_travel(store):
