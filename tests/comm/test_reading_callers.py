@@ -164,7 +164,9 @@ def test_a_socket_whose_leader_was_cut_off_midway_is_taken_back():
     with joined({Kind.PULL: held}, client={"ping_interval": 0.1, "lost_after": DEADLINE}) as (_, client):
         ask(client, "opens")
         held.answer("opens")
-        socket_of(client)._take_over()  # and nobody leads
+        socket = socket_of(client)
+        with socket._lead:
+            socket._take_over()  # and nobody leads
         pending = ask(client, "next")
         held.answer("next")
         until(pending.done)

@@ -51,6 +51,7 @@ def test_a_small_request_is_answered_while_all_workers_are_busy_and_nothing_wait
     with joined(served.handlers, short={Kind.PULL: served.short}, threads=2) as (server, client):
         held = [client.request(0, OTHER) for _ in range(2)]
         until(lambda: server.counters()["unanswered"] == 2 and server.counters()["queue"] == 0)
+        until(lambda: server._wake_up.sleeping)  # what comes right behind another is handed over
         assert value(client.request(0, Kind.PULL)) == 7
         served.release.set()
         assert [value(each) for each in held] == [9, 9]
@@ -80,7 +81,7 @@ def test_a_client_that_holds_too_much_is_refused_as_ever(limits):
         assert served.num_short == 0
         served.release.set()
         assert value(held) == 9
-        assert value(refused) == 7
+        assert value(refused) in (7, 8)  # by whom, it does not matter any more
 
 
 def test_what_cannot_be_answered_from_bytes_is_answered_by_the_handler():
