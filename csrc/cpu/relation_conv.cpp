@@ -31,14 +31,15 @@ void sum_groups(const RelationGroups& groups, int64_t first, int64_t count, cons
   parallel_for(count, std::max<int64_t>(kRowGrain / std::max<int64_t>(width, 1), 1), [&](int64_t begin, int64_t end) {
     RowSum<T> row(width);
     BlockSum<A> blocks;
+    const int64_t ahead = neighbors_ahead(width * static_cast<int64_t>(sizeof(T)));
     for (int64_t k = begin; k < end; ++k) {
       const int64_t g = first + k;
       const int64_t member = indptr == nullptr ? g : indptr[g];
       const int64_t size = indptr == nullptr ? 1 : indptr[g + 1] - member;
       T* const to = out + k * width;
       if (size == 1 && scale == nullptr && weight == nullptr) {
-        if (member + kNeighborsAhead < num_members) {
-          prefetch_row(rows, indices[member + kNeighborsAhead], width);
+        if (member + ahead < num_members) {
+          prefetch_row(rows, indices[member + ahead], width);
         }
         std::copy_n(rows + indices[member] * width, width, to);
         continue;
@@ -67,12 +68,13 @@ void add_rows(const id_t* owner, int64_t first, int64_t count, const T* made, in
   const int64_t part = blocks == 0 ? width : width / blocks;
   const int64_t num_parts = blocks == 0 ? 1 : blocks;
   parallel_for(count, std::max<int64_t>(kRowGrain / std::max<int64_t>(width, 1), 1), [&](int64_t begin, int64_t end) {
+    const int64_t ahead = neighbors_ahead(width * static_cast<int64_t>(sizeof(A)));
     for (int64_t b = 0; b < num_parts; ++b) {
       for (int64_t k = begin; k < end; ++k) {
         const T* const from = made + (b * count + k) * part;
         A* const to = sums + (owner == nullptr ? first + k : static_cast<int64_t>(owner[first + k])) * width + b * part;
-        if (owner != nullptr && k + kNeighborsAhead < end) {
-          prefetch_row(sums + b * part, owner[first + k + kNeighborsAhead], width);
+        if (owner != nullptr && k + ahead < end) {
+          prefetch_row(sums + b * part, owner[first + k + ahead], width);
         }
         for (int64_t f = 0; f < part; ++f) {
           to[f] = writes ? static_cast<A>(from[f]) : to[f] + static_cast<A>(from[f]);
@@ -113,9 +115,10 @@ struct OnHost {
       const auto* const rows = const_data<decltype(id)>(ids) + first;
       parallel_for(count, std::max<int64_t>(kRowGrain / std::max<int64_t>(x.size(1), 1), 1),
                    [&](int64_t begin, int64_t end) {
+                     const int64_t ahead = neighbors_ahead(bytes);
                      for (int64_t k = begin; k < end; ++k) {
-                       if (k + kNeighborsAhead < end) {
-                         prefetch_read(from + rows[k + kNeighborsAhead] * bytes, bytes);
+                       if (k + ahead < end) {
+                         prefetch_read(from + rows[k + ahead] * bytes, bytes);
                        }
                        std::copy_n(from + rows[k] * bytes, bytes, to + k * bytes);
                      }

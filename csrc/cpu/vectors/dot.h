@@ -40,11 +40,10 @@ inline acc_t<T> dot(const T* a, const T* b, int64_t width) {
 
 template <typename T, typename id_t>
 void dot_chunk(acc_t<T>* dots, const T* row, const Rows<T>& rows, int64_t heads, const Neighbors<id_t>& near) {
-  const int64_t ahead = rows.whole == nullptr ? 0 : near.readable - kNeighborsAhead;
+  const RowsAhead<T, id_t> later(rows.whole, rows.stride, near);
   for (int64_t k = 0; k < near.count; ++k) {
-    if (k < ahead) {
-      prefetch_read(rows.whole + near.ids[k + kNeighborsAhead] * rows.stride,
-                    rows.stride * static_cast<int64_t>(sizeof(T)));
+    if (k < later.end()) {
+      later.ask(k);
     }
     const T* const other = rows.x + near.ids[k] * rows.stride;
     for (int64_t h = 0; h < heads; ++h) {

@@ -13,10 +13,10 @@ inline void extreme_tile(acc_t<T>* best_row, lane_t<acc_t<T>>* arg_row, int64_t 
     best[i] = load<kBytes>(best_row + i * kStep);
     std::memcpy(&arg[i], arg_row + i * kStep, sizeof(arg[i]));
   }
-  const int64_t ahead = whole == nullptr ? 0 : near.readable - kNeighborsAhead;
+  const RowsAhead<T, id_t> later(whole, stride, near);
   for (int64_t k = 0; k < near.count; ++k) {
-    if (k < ahead) {
-      prefetch_read(whole + near.ids[k + kNeighborsAhead] * stride, stride * static_cast<int64_t>(sizeof(T)));
+    if (k < later.end()) {
+      later.ask(k);
     }
     const T* const row = x + near.ids[k] * stride;
     const vec_t<A, kBytes> factor = broadcast<kBytes, A>(coefficient[k]);

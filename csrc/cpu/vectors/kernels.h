@@ -14,11 +14,16 @@ namespace gnnsys {
 
 constexpr int64_t kChunk = 128;  // neighbours in one call: their rows fit the second-level cache while tiles go by
 
+// How many rows are on their way while one is added: as many lines as the processor can wait for, so more of narrow rows.
+// Measured; asked for once per destination, so without a division.
+constexpr int64_t neighbors_ahead(int64_t row_bytes) {
 #if defined(__x86_64__)
-constexpr int64_t kNeighborsAhead = 10;  // rows on their way while one is added
+  constexpr int64_t kLeast = 10;
 #else
-constexpr int64_t kNeighborsAhead = 6;
+  constexpr int64_t kLeast = 6;
 #endif
+  return row_bytes > 256 ? kLeast : row_bytes > 128 ? 2 * kLeast : row_bytes > 64 ? 4 * kLeast : 48;
+}
 
 // The neighbours of a chunk, and how many ids may be read behind its first one (the chunk and what follows it).
 template <typename id_t>
@@ -38,9 +43,26 @@ struct Rows {
   const T* whole;
 };
 
+// Whole sums, one for each destination: out[v] = scale[v] * the sum of x[u] over v's in-edges; 0 where there are none.
+template <typename T, typename id_t>
+struct PlainSums {
+  const int64_t* indptr;
+  const id_t* indices;
+  int64_t num_edges;
+  int64_t longest;  // destinations with more in-edges are left to the caller
+  const T* x;
+  int64_t size;  // features of a row
+  const acc_t<T>* scale;  // null: ones
+  T* out;
+};
+
 template <typename T, typename id_t>
 struct NeighborKernels {
   using A = acc_t<T>;
+
+  // Writes the sums of [begin, end) one after another. Returns the first that is not written: `end`, or one that is too
+  // long; -1 where there is no such loop for rows of this size.
+  int64_t (*sum_rows)(const PlainSums<T, id_t>& sums, int64_t begin, int64_t end);
 
   // acc[f] += coefficient[k] * x[ids[k]][f] over the chunk, in its order. No coefficients: ones. A chunk is `fresh` when
   // it is the first of its sum: acc is then written, not read.

@@ -13,16 +13,21 @@ constexpr int kMostVectors = 16;
 #else
 constexpr int kMostVectors = 8;
 #endif
+// Of a row that is added up in one pass: as many as there are registers for.
+constexpr int kMostWhole = kMostVectors == 16 || GNNSYS_VECTOR_BYTES == 64 ? 16 : 8;
 
 #include "cpu/vectors/vector.h"
 #include "cpu/vectors/convert.h"
+#include "cpu/vectors/ahead.h"
 #include "cpu/vectors/dot.h"
 #include "cpu/vectors/extreme.h"
 #include "cpu/vectors/sum.h"
+#include "cpu/vectors/sum_rows.h"
 
 template <typename T, typename id_t>
 constexpr NeighborKernels<T, id_t> neighbor_kernels_of() {
-  return {sum_chunk<T, id_t>, extreme_chunk<false, T, id_t>, extreme_chunk<true, T, id_t>, dot_chunk<T, id_t>};
+  return {sum_rows<T, id_t>, sum_chunk<T, id_t>, extreme_chunk<false, T, id_t>, extreme_chunk<true, T, id_t>,
+          dot_chunk<T, id_t>};
 }
 
 template <typename T>

@@ -18,10 +18,10 @@ inline __attribute__((always_inline)) void add_neighbors(vec_t<acc_t<T>, kBytes>
       sum[i] += kWeighted ? factor * value : value;
     }
   };
-  const int64_t asked = whole == nullptr ? 0 : std::min(near.readable - kNeighborsAhead, near.count);
+  const RowsAhead<T, id_t> later(whole, stride, near);
   int64_t k = 0;
-  for (; k < asked; ++k) {
-    prefetch_read(whole + near.ids[k + kNeighborsAhead] * stride, stride * static_cast<int64_t>(sizeof(T)));
+  for (; k < later.end(); ++k) {
+    later.ask(k);
     add(k);
   }
   for (; k < near.count; ++k) {
@@ -61,11 +61,11 @@ template <bool kWeighted, typename T, typename id_t>
 inline void sum_one(acc_t<T>* acc, const T* x, int64_t stride, const Neighbors<id_t>& near, const acc_t<T>* coefficient,
                     bool fresh, const T* whole) {
   using A = acc_t<T>;
-  const int64_t ahead = whole == nullptr ? 0 : near.readable - kNeighborsAhead;
+  const RowsAhead<T, id_t> later(whole, stride, near);
   A sum = fresh ? A{0} : *acc;
   for (int64_t k = 0; k < near.count; ++k) {
-    if (k < ahead) {
-      prefetch_read(whole + near.ids[k + kNeighborsAhead] * stride, stride * static_cast<int64_t>(sizeof(T)));
+    if (k < later.end()) {
+      later.ask(k);
     }
     const A value = static_cast<A>(x[near.ids[k] * stride]);
     sum += kWeighted ? coefficient[k] * value : value;
