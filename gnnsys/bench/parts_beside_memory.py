@@ -7,13 +7,16 @@ what is left are look-ups of who owns an id, and rows that lie in mapped files.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import gnnsys
-from gnnsys.bench.case import Benchmark, Case, Side, Versus, milliseconds
+from gnnsys.bench.case import Benchmark, Case, Side, Versus, milliseconds, score
+from gnnsys.bench.local_ranks import run_local_ranks
 from gnnsys.bench.workload import Workload
 from gnnsys.graph import EDGE, NODE, Graph
 from gnnsys.loader import LinkNeighborLoader, NegativeSampling, NeighborLoader
@@ -25,7 +28,10 @@ NUM_PARTS = 2
 DIM = 64
 FANOUTS = [10, 10]
 PARTS, MEMORY = "on parts", "in memory"
+ONE, TWO = "one rank", "two ranks"
 LEAST = 1 / 1.1  # of the speed in memory
+TWO_RANKS = 1.5  # of one rank's links per second
+_JOB_SECONDS = 600.0
 
 Epoch = Callable[[], Any]
 
@@ -45,7 +51,20 @@ def embeddings(work: Workload) -> Iterator[Case]:
     yield _case(work, "parts/links, rows to be learned", _embedding_epoch)
 
 
-BENCHMARKS: list[Benchmark] = [nodes, links, embeddings]
+def two_ranks(work: Workload) -> Iterator[Case]:
+    """Links with rows to be learned, by one rank and by two of the same machine: what a second one adds.
+
+    One rank loads and computes side by side, so it has more than one core already where there is something to load.
+    """
+
+    def sides() -> dict[str, Side]:
+        folder = _shared_part(work)
+        return {name: Side(partial(_links_per_second, work, folder, num)) for name, num in ((TWO, 2), (ONE, 1))}
+
+    yield Case("parts/two ranks", score("links/s"), sides, (Versus((ONE,), TWO_RANKS),), ours=TWO, repeats=3)
+
+
+BENCHMARKS: list[Benchmark] = [nodes, links, embeddings, two_ranks]
 
 
 def _case(work: Workload, name: str, epoch: Callable[[Workload, Graph | DistGraph], Epoch]) -> Case:
@@ -72,6 +91,28 @@ def _opened(work: Workload) -> DistGraph:
         return gnnsys.open(folder, verify=False)
 
     return work.once("parts beside memory/parts", make)
+
+
+def _shared_part(work: Workload) -> Path:
+    """One part for two trainers, with as many train links as an epoch has."""
+
+    def make() -> Path:
+        folder = work.folder / "part-of-two-trainers"
+        if not folder.exists():
+            graph = _graph(work)
+            chosen = torch.zeros(graph.num_edges(), dtype=torch.bool)
+            chosen[work.ids(work.sizes.epoch_batches * work.sizes.num_seeds, graph.num_edges())] = True
+            graph.set_edge_data("train_mask", chosen)
+            partition_graph(graph, 1, folder, method="random", trainers_per_part=2)
+        return folder
+
+    return work.once("parts beside memory/one part", make)
+
+
+def _links_per_second(work: Workload, folder: Path, num_ranks: int) -> float:
+    command = ["-m", "gnnsys.bench.link_rank", str(folder), str(work.sizes.num_seeds)]
+    said = run_local_ranks(command, num_ranks, _JOB_SECONDS, {"OMP_NUM_THREADS": "1"}, share_machine=True)
+    return sum(float(text.splitlines()[-1]) for text in said)
 
 
 def _seeds(work: Workload) -> Tensor:

@@ -78,7 +78,7 @@ def run_suite(
 
 def units_of(benchmarks: Sequence[Benchmark], options: SuiteOptions) -> dict[str, Unit]:
     """The selected cases by name, with what their figures are; nothing is run."""
-    with Workload(QUICK, cache=options.cache, settings=options.settings) as workload:
+    with Workload(QUICK if options.quick else FULL, cache=options.cache, settings=options.settings) as workload:
         return {case.name: case.unit for case in _select(benchmarks, workload, options.only)}
 
 

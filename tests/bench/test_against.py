@@ -35,6 +35,11 @@ def test_both_checkouts_run_and_their_figures_are_compared() -> None:
     assert said == [f"round 1 of 1: {ROOT}"] * 2
 
 
+def test_cases_are_named_by_the_sizes_that_run() -> None:
+    assert "pull/local/100000 rows" in units_of(load_suite("store"), SuiteOptions(only="pull/local"))
+    assert "pull/local/5000 rows" in units_of(load_suite("store"), SuiteOptions(only="pull/local", quick=True))
+
+
 def test_a_folder_without_a_built_checkout_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no built checkout is there"):
         compare(["ops"], {}, tmp_path, 1)

@@ -11,13 +11,12 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 import gnnsys
 from gnnsys.bench.dist.phase import FIGURES, MODES, Phase, load
@@ -37,18 +36,20 @@ class LookUps:
 
     def __init__(self, client: Client) -> None:
         self.counts: Counter[str] = Counter()
-        self._lock, self._request = threading.Lock(), client.request
-        client.request = self._counted  # type: ignore[method-assign]
+        self._lock = threading.Lock()
+        client.request = self._counted(client.request)  # type: ignore[method-assign]
+        client.request_encoded = self._counted(client.request_encoded)  # type: ignore[method-assign]
 
-    def _counted(
-        self, peer: int, kind: int, arrays: Sequence[Tensor] = (), options: dict[str, Any] | None = None, **rest: Any
-    ) -> Any:
-        is_name = kind == Kind.PULL and rest.get("batch", -1) < 0  # rows that a batch is to have name it
-        what = EDGES if kind in _OF_EDGES else NAMES if is_name else ""
-        if what:
-            with self._lock:
-                self.counts[what] += 1
-        return self._request(peer, kind, arrays, options, **rest)
+    def _counted(self, request: Callable[..., Any]) -> Callable[..., Any]:
+        def send(peer: int, kind: int, *args: Any, **rest: Any) -> Any:
+            is_name = kind == Kind.PULL and rest.get("batch", -1) < 0  # rows that a batch is to have name it
+            what = EDGES if kind in _OF_EDGES else NAMES if is_name else ""
+            if what:
+                with self._lock:
+                    self.counts[what] += 1
+            return request(peer, kind, *args, **rest)
+
+        return send
 
 
 class LinkTrainer(PhaseTrainer):
