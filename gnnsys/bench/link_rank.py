@@ -1,11 +1,12 @@
 """One rank that trains rows on links: `python -m gnnsys.bench.link_rank PART BATCH_SIZE`, in a job's environment.
 
 An epoch of the rank's share of the train links warms up, two more are timed from one moment at which all ranks are
-ready to the next. Prints links per second.
+ready to the next. Prints links per second, and how many cores were used meanwhile, as JSON.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 
@@ -44,11 +45,12 @@ def main(folder: str, batch_size: int) -> None:
 
         epoch()
         dist.barrier()
-        began = time.perf_counter()
+        began, used = time.perf_counter(), time.process_time()
         for _ in range(EPOCHS):
             epoch()
         dist.barrier()
-        print(EPOCHS * len(links) / (time.perf_counter() - began), flush=True)
+        seconds, used = time.perf_counter() - began, time.process_time() - used
+        print(json.dumps({"links_per_second": EPOCHS * len(links) / seconds, "cores": used / seconds}), flush=True)
 
 
 if __name__ == "__main__":

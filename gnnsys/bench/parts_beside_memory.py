@@ -6,8 +6,8 @@ what is left are look-ups of who owns an id, and rows that lie in mapped files.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from gnnsys.bench.local_ranks import run_local_ranks
 from gnnsys.bench.workload import Workload
 from gnnsys.graph import EDGE, NODE, Graph
 from gnnsys.loader import LinkNeighborLoader, NegativeSampling, NeighborLoader
+from gnnsys.observe import num_usable_cores
 from gnnsys.partition import partition_graph
 from gnnsys.sampling import DistGraph
 from gnnsys.store import DistEmbedding, SparseAdam
@@ -28,7 +29,7 @@ NUM_PARTS = 2
 DIM = 64
 FANOUTS = [10, 10]
 PARTS, MEMORY = "on parts", "in memory"
-ONE, TWO = "one rank", "two ranks"
+ONE, TWO, ALL_CORES = "one rank", "two ranks", "all cores used"
 LEAST = 1 / 1.1  # of the speed in memory
 TWO_RANKS = 1.5  # of one rank's links per second
 _JOB_SECONDS = 600.0
@@ -54,14 +55,28 @@ def embeddings(work: Workload) -> Iterator[Case]:
 def two_ranks(work: Workload) -> Iterator[Case]:
     """Links with rows to be learned, by one rank and by two of the same machine: what a second one adds.
 
-    One rank loads and computes side by side, so it has more than one core already where there is something to load.
+    One rank loads and computes side by side, so it uses more than one core already. `all cores used` is what it would
+    do if it could use all of them: no number of ranks that work as it does can do more.
     """
 
     def sides() -> dict[str, Side]:
         folder = _shared_part(work)
-        return {name: Side(partial(_links_per_second, work, folder, num)) for name, num in ((TWO, 2), (ONE, 1))}
+        alone: list[dict[str, float]] = []
 
-    yield Case("parts/two ranks", score("links/s"), sides, (Versus((ONE,), TWO_RANKS),), ours=TWO, repeats=3)
+        def one() -> float:
+            alone.extend(_run_link_ranks(work, folder, 1))
+            return alone[-1]["links_per_second"]
+
+        def two() -> float:
+            return sum(rank["links_per_second"] for rank in _run_link_ranks(work, folder, 2))
+
+        def bound() -> float:
+            return alone[-1]["links_per_second"] * num_usable_cores() / alone[-1]["cores"]
+
+        return {TWO: Side(two), ONE: Side(one), ALL_CORES: Side(bound)}
+
+    versus = (Versus((ONE,), TWO_RANKS), Versus((ALL_CORES,)))
+    yield Case("parts/two ranks", score("links/s"), sides, versus, ours=TWO, limit=ALL_CORES, repeats=3)
 
 
 BENCHMARKS: list[Benchmark] = [nodes, links, embeddings, two_ranks]
@@ -109,10 +124,10 @@ def _shared_part(work: Workload) -> Path:
     return work.once("parts beside memory/one part", make)
 
 
-def _links_per_second(work: Workload, folder: Path, num_ranks: int) -> float:
+def _run_link_ranks(work: Workload, folder: Path, num_ranks: int) -> list[dict[str, float]]:
     command = ["-m", "gnnsys.bench.link_rank", str(folder), str(work.sizes.num_seeds)]
     said = run_local_ranks(command, num_ranks, _JOB_SECONDS, {"OMP_NUM_THREADS": "1"}, share_machine=True)
-    return sum(float(text.splitlines()[-1]) for text in said)
+    return [json.loads(text.splitlines()[-1]) for text in said]
 
 
 def _seeds(work: Workload) -> Tensor:
