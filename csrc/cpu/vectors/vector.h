@@ -50,17 +50,19 @@ template <int kBytes, typename T>
 inline vec_t<acc_t<T>, kBytes> load(const T* p) {
   vec_t<acc_t<T>, kBytes> v;
   if constexpr (std::is_same_v<T, BFloat16>) {
+#if defined(__aarch64__)  // GCC 12 converts lane by lane, in five times as many instructions
+    static_assert(kBytes == 16);
+    v = (vec_t<float, kBytes>)vshll_n_u16(vld1_u16(reinterpret_cast<const uint16_t*>(p)), 16);
+#else
     typename Convert<kBytes>::halves bits;
     std::memcpy(&bits, p, sizeof(bits));
     const auto wide = Convert<kBytes>::widen(bits) << 16;
     std::memcpy(&v, &wide, sizeof(v));
+#endif
   } else if constexpr (std::is_same_v<T, Half>) {
 #if defined(__aarch64__)
     static_assert(kBytes == 16);
-    typedef __fp16 halves __attribute__((vector_size(8)));
-    halves bits;
-    std::memcpy(&bits, p, sizeof(bits));
-    v = __builtin_convertvector(bits, Vector<float, 16>::vec);
+    v = (vec_t<float, kBytes>)vcvt_f32_f16(vld1_f16(reinterpret_cast<const float16_t*>(p)));
 #elif defined(GNNSYS_F16C)
     if constexpr (kBytes == 16) {
       v = (vec_t<float, kBytes>)_mm_cvtph_ps(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
@@ -93,24 +95,29 @@ inline void store(T* p, vec_t<acc_t<T>, kBytes> v) {
     std::memcpy(&bits, &v, sizeof(v));
     const words rounded = (bits + ((bits >> 16 & 1) + 0x7FFF)) >> 16;
     const words chosen = v != v ? words{} + 0x7FC0 : rounded;
+#if defined(__aarch64__)
+    vst1_u16(reinterpret_cast<uint16_t*>(p), vmovn_u32((uint32x4_t)chosen));
+#else
     const auto narrow = Convert<kBytes>::narrow(chosen);
     std::memcpy(p, &narrow, sizeof(narrow));
+#endif
   } else {
-#if defined(GNNSYS_F16C)
+#if defined(__aarch64__)
+    vst1_f16(reinterpret_cast<float16_t*>(p), vcvt_f16_f32((float32x4_t)v));
+#elif defined(GNNSYS_F16C)
     if constexpr (kBytes == 16) {
       _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_cvtps_ph((__m128)v, _MM_FROUND_TO_NEAREST_INT));
-      return;
     } else {
       vec_t<float, kBytes / 2> half[2];
       std::memcpy(half, &v, sizeof(v));
       store<kBytes / 2>(p, half[0]);
       store<kBytes / 2>(p + kLanes<float, kBytes / 2>, half[1]);
-      return;
     }
-#endif
+#else
     for (int i = 0; i < kLanes<float, kBytes>; ++i) {
       p[i] = static_cast<T>(v[i]);
     }
+#endif
   }
 }
 
