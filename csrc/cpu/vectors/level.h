@@ -18,6 +18,7 @@ constexpr int kMostVectors = 8;
 #include "cpu/vectors/convert.h"
 #include "cpu/vectors/dot.h"
 #include "cpu/vectors/extreme.h"
+#include "cpu/vectors/step.h"
 #include "cpu/vectors/sum.h"
 
 template <typename T, typename id_t>
@@ -43,7 +44,8 @@ extern const Kernels all_kernels = {
     {cast<float, BFloat16>},                  {cast<float, Half>},
     {cast<BFloat16, float>},                  {cast<BFloat16, Half>},
     {cast<Half, float>},                      {cast<Half, BFloat16>},
-    stream,                                   GNNSYS_VECTOR_BYTES,
+    {adam, adagrad},                          stream,
+    GNNSYS_VECTOR_BYTES,
 };
 
 }  // namespace GNNSYS_LEVEL
