@@ -328,7 +328,7 @@ class Store:
             raise ValueError(f"mode must be one of {list(PUSH_MODES)}, got {mode!r}")
         spec, candidates = self._known(name)
         ids, rows = checked_rows(spec, ids, rows)
-        messages = push_messages(spec, locate(ids, spec, candidates), rows, mode)
+        messages = push_messages(spec, locate(ids, spec, candidates), rows, mode, self._buffers)
         return self._outbox.send(spec, Kind.PUSH, ((self.machine_of_part[part], arrays) for part, arrays in messages))
 
     def step(
@@ -348,7 +348,7 @@ class Store:
         ids, grads = checked_rows(spec, ids, grads)
         options = {"table": spec.number, "world_size": self.world_size, "optimizer": dict(optimizer)}
         options |= {"is_gradient": is_gradient, "skip": skip, "problem": problem}
-        messages = step_messages(spec, locate(ids, spec, candidates), grads, self.machine_of_part)
+        messages = step_messages(spec, locate(ids, spec, candidates), grads, self.machine_of_part, self._buffers)
         self._look_up_steps(spec)
         return self._outbox.send(spec, Kind.STEP, messages, options, timeout)
 

@@ -5,7 +5,6 @@
 // a row, so nothing depends on the number of threads. Work: a bit or a hash of every id, one read of every gradient, one
 // read and write of every row touched and its state.
 #include "common/id_range.h"
-#include "common/prefetch.h"
 #include "common/register.h"
 #include "common/tensors.h"
 #include "cpu/id_table.h"
@@ -24,11 +23,7 @@ namespace {
 
 constexpr int64_t kValuesPerThread = 1 << 14;
 constexpr int64_t kRowsPerBit = 256;  // of a table, for each one that is named
-#if defined(__x86_64__)
-constexpr int64_t kAhead = 4;  // rows that are on their way from memory while one is updated
-#else
-constexpr int64_t kAhead = 2;
-#endif
+constexpr int64_t kAhead = 2;  // rows that are on their way from memory while one is updated
 
 // The gradients of all ranks, grouped by the row they are for, groups in first-seen order.
 struct Grouped {
@@ -185,29 +180,25 @@ class Average {
   bool is_power_ = false;
 };
 
-// Calls change(row, gradient) once for every row named, with all of `locks` held. `touched` are the table and its states.
-template <typename Change>
+// Calls change(row_of(i, gradient), row_of(j, gradient)) once for every row i named, with all of `locks` held. Row j has
+// its turn soon.
+template <typename RowOf, typename Change>
 int64_t step(const Tensor& rows, const std::vector<Tensor>& ids, const std::vector<Tensor>& grads, double ranks,
-             const std::array<Versions, 3>& locks, const std::vector<const float*>& touched, const Change& change) {
+             const std::array<Versions, 3>& locks, const RowOf& row_of, const Change& change) {
   const int64_t size = row_size(rows);
   const Grouped grouped = group_gradients(ids, grads, rows.size(0), size);
   const auto num_groups = static_cast<int64_t>(grouped.rows.size());
   const int threads = num_threads_for(num_groups, kValuesPerThread / std::max<int64_t>(size, 1));
   std::vector<float> scratch(static_cast<size_t>(threads * size));
-  const int64_t row_bytes = size * static_cast<int64_t>(sizeof(float));
   const Average average(static_cast<float>(ranks));
   std::atomic<bool> written{true};
   on_threads(threads, [&](int t, int n) {
     const Range mine = share_of(num_groups, t, n);
     float* const sum = scratch.data() + t * size;
     for (int64_t g = mine.begin; g < mine.end; ++g) {
-      if (g + kAhead < mine.end) {
-        const auto next = static_cast<size_t>(g + kAhead);
-        for (const float* const table : touched) {
-          prefetch_read(table + grouped.rows[next] * size, row_bytes);
-        }
-        prefetch_read(grouped.members[static_cast<size_t>(grouped.first_of(g + kAhead))], row_bytes);
-      }
+      const int64_t soon = std::min(g + kAhead, mine.end - 1);
+      const auto next = row_of(grouped.rows[static_cast<size_t>(soon)] * size,
+                               grouped.members[static_cast<size_t>(grouped.first_of(soon))]);
       const int64_t first = grouped.first_of(g);
       const int64_t end = grouped.first_of(g + 1);
       const float* const grad = average(grouped.members.data() + first, end - first, size, sum);
@@ -218,7 +209,7 @@ int64_t step(const Tensor& rows, const std::vector<Tensor>& ids, const std::vect
       }
       if (held == locks.size()) {
         Versions::begin_writes();
-        change(row * size, size, grad);
+        change(row_of(row * size, grad), next, size);
       }
       for (size_t k = 0; k < held; ++k) {
         locks[k].end_write(row);
@@ -265,10 +256,11 @@ int64_t sparse_adam_step(Tensor rows, Tensor exp_avg, Tensor exp_avg_sq, std::ve
   float* const square = mutable_data<float>(exp_avg_sq);
   const AdamRates rates{static_cast<float>(1.0 - beta1), static_cast<float>(1.0 - beta2), static_cast<float>(eps),
                         static_cast<float>(-step_size)};
-  const auto change = [=](int64_t at, int64_t size, const float* grad) {
-    kernels->adam(row + at, average + at, square + at, grad, size, rates);
+  const auto row_of = [=](int64_t at, const float* grad) { return AdamRow{row + at, average + at, square + at, grad}; };
+  const auto change = [=](const AdamRow& now, const AdamRow& next, int64_t size) {
+    kernels->adam(now, next, size, rates);
   };
-  return step(rows, ids, grads, ranks, locks, {row, average, square}, change);
+  return step(rows, ids, grads, ranks, locks, row_of, change);
 }
 
 // torch.optim.Adagrad on sparse gradients: s += g^2, row -= step_size g / (sqrt(s) + eps), where
@@ -283,10 +275,11 @@ int64_t sparse_adagrad_step(Tensor rows, Tensor sum, std::vector<Tensor> version
   float* const row = mutable_data<float>(rows);
   float* const squares = mutable_data<float>(sum);
   const AdagradRates rates{static_cast<float>(eps), static_cast<float>(-step_size)};
-  const auto change = [=](int64_t at, int64_t size, const float* grad) {
-    kernels->adagrad(row + at, squares + at, grad, size, rates);
+  const auto row_of = [=](int64_t at, const float* grad) { return AdagradRow{row + at, squares + at, grad}; };
+  const auto change = [=](const AdagradRow& now, const AdagradRow& next, int64_t size) {
+    kernels->adagrad(now, next, size, rates);
   };
-  return step(rows, ids, grads, ranks, locks, {row, squares}, change);
+  return step(rows, ids, grads, ranks, locks, row_of, change);
 }
 
 }  // namespace

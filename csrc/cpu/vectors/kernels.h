@@ -89,10 +89,24 @@ struct AdagradRates {
   float negative;
 };
 
-// A row of `size` values, changed in place with its states: see sparse_step.cpp.
+// A row, its states, and its gradient.
+struct AdamRow {
+  float* x;
+  float* first;
+  float* second;
+  const float* grad;
+};
+
+struct AdagradRow {
+  float* x;
+  float* squares;
+  const float* grad;
+};
+
+// Change a row of `size` values and its states in place, and ask memory for one that comes soon. See sparse_step.cpp.
 struct StepKernels {
-  void (*adam)(float* x, float* first, float* second, const float* grad, int64_t size, const AdamRates& rates);
-  void (*adagrad)(float* x, float* squares, const float* grad, int64_t size, const AdagradRates& rates);
+  void (*adam)(const AdamRow& row, const AdamRow& next, int64_t size, const AdamRates& rates);
+  void (*adagrad)(const AdagradRow& row, const AdagradRow& next, int64_t size, const AdagradRates& rates);
 };
 
 struct Kernels : NeighborKernels<float, int32_t>,

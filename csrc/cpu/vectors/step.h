@@ -27,10 +27,37 @@ inline vec_t<float, kBytes> square_root(vec_t<float, kBytes> v) {
 #endif
 }
 
-inline void adam(float* __restrict x, float* __restrict first, float* __restrict second, const float* __restrict grad,
-                 int64_t size, const AdamRates& rates) {
+// Calls each(i) for the beginnings of whole vectors, one(i) for what is left, and ask(i) for each cache line on the way.
+template <typename Ask, typename Each, typename One>
+inline void by_lines(int64_t size, const Ask& ask, const Each& each, const One& one) {
+  constexpr int kLine = static_cast<int>(kCacheLine / sizeof(float));
+  constexpr int kStep = kLanes<float, GNNSYS_VECTOR_BYTES>;
+  int64_t i = 0;
+  for (; i + kLine <= size; i += kLine) {
+    ask(i);
+#pragma GCC unroll 4
+    for (int k = 0; k < kLine; k += kStep) {
+      each(i + k);
+    }
+  }
+  for (; i < size; ++i) {
+    one(i);
+  }
+}
+
+inline void adam(const AdamRow& row, const AdamRow& next, int64_t size, const AdamRates& rates) {
   constexpr int kBytes = GNNSYS_VECTOR_BYTES;
   const auto [rest1, rest2, eps, negative] = rates;
+  float* const __restrict x = row.x;
+  float* const __restrict first = row.first;
+  float* const __restrict second = row.second;
+  const float* const __restrict grad = row.grad;
+  const auto ask = [=](int64_t i) {
+    __builtin_prefetch(next.grad + i);
+    __builtin_prefetch(next.second + i);
+    __builtin_prefetch(next.first + i);
+    __builtin_prefetch(next.x + i);
+  };
   const auto each = [=](int64_t i) {
     const auto g = load<kBytes>(grad + i);
     auto m = load<kBytes>(first + i);
@@ -48,13 +75,20 @@ inline void adam(float* __restrict x, float* __restrict first, float* __restrict
     second[i] = v;
     x[i] += negative * (m / (std::sqrt(v) + eps));
   };
-  by_vectors<kLanes<float, kBytes>>(size, each, one);
+  by_lines(size, ask, each, one);
 }
 
-inline void adagrad(float* __restrict x, float* __restrict squares, const float* __restrict grad, int64_t size,
-                    const AdagradRates& rates) {
+inline void adagrad(const AdagradRow& row, const AdagradRow& next, int64_t size, const AdagradRates& rates) {
   constexpr int kBytes = GNNSYS_VECTOR_BYTES;
   const auto [eps, negative] = rates;
+  float* const __restrict x = row.x;
+  float* const __restrict squares = row.squares;
+  const float* const __restrict grad = row.grad;
+  const auto ask = [=](int64_t i) {
+    __builtin_prefetch(next.grad + i);
+    __builtin_prefetch(next.squares + i);
+    __builtin_prefetch(next.x + i);
+  };
   const auto each = [=](int64_t i) {
     const auto g = load<kBytes>(grad + i);
     const auto s = load<kBytes>(squares + i) + g * g;
@@ -65,5 +99,5 @@ inline void adagrad(float* __restrict x, float* __restrict squares, const float*
     squares[i] += grad[i] * grad[i];
     x[i] += negative * (grad[i] / (std::sqrt(squares[i]) + eps));
   };
-  by_vectors<kLanes<float, kBytes>>(size, each, one);
+  by_lines(size, ask, each, one);
 }
