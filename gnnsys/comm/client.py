@@ -160,10 +160,10 @@ class Client:
         """As `request`, of a message that is encoded but for its header, for which there is room at its beginning."""
         timeout = self._checked(timeout)
         request_id, context = next(self._ids), current_context()
-        if priority is None:
-            priority = first_given(context.priority, self.context.priority)
-        if path is None:
-            path = first_given(context.path, self.context.path)
+        if priority is None and (priority := context.priority) is None:
+            priority = self.context.priority or 0
+        if path is None and (path := context.path) is None:
+            path = self.context.path or 0
         wire.put_request(
             front, kind, num_arrays, request_id, int(timeout * 1e6), priority, self._sender, self._incarnation,
             context.batch if batch < 0 else batch, layer, path, context.loader,
@@ -363,17 +363,17 @@ class Client:
         now = time.monotonic()
         with connection.reading:
             for _ in range(_DRAIN):
-                received = socket.receive(self._limits.max_frames, is_told=is_told)
+                received = socket.receive(self._limits.max_frames, is_told)
                 if received is None or socket is not connection.socket:  # another took its place
                     return
                 is_told = False
                 frames: Sequence[ReceivedFrame] = received
-                try:
-                    if socket.channel is not None:
+                if socket.channel is not None:
+                    try:
                         frames = socket.channel.open(received)
-                except WireError as error:  # nobody knows who sent it
-                    self._tally.note(f"malformed: {error.reason}")
-                    continue
+                    except WireError as error:  # nobody knows who sent it
+                        self._tally.note(f"malformed: {error.reason}")
+                        continue
                 if now - link.last_heard > self._ping_interval:
                     link.return_at(now)
                 link.last_heard = now

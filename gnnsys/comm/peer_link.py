@@ -90,14 +90,15 @@ class Link:
         Lanes are opened one after the other: the next one once the peer has answered on the last. A server gives a new
         connection to that of its threads which has the fewest, and knows by then how many each has.
         """
+        lanes = self.lanes
         if traffic_class(kind) is CONTROL:
             return self.control
-        if len(self.lanes) == 1 or not is_spread(kind):
-            return self.lanes[0]
+        if len(lanes) == 1 or not is_spread(kind):
+            return lanes[0]
         num_open = 1
-        while num_open < len(self.lanes) and self.lanes[num_open - 1].is_heard:
+        while num_open < len(lanes) and lanes[num_open - 1].is_heard:
             num_open += 1
-        return min(self.lanes[:num_open], key=lambda lane: lane.load)
+        return min(lanes[:num_open], key=lambda lane: lane.load)
 
     def open(
         self, connection: Connection, context: zmq.Context, keys: Keys | None, wake_up: WakeUp, epoll: select.epoll
@@ -132,7 +133,10 @@ class Link:
 
     def is_awaited(self) -> bool:
         """Whether something is outstanding."""
-        return any([connection.outstanding for connection in self.connections])
+        for connection in self.connections:  # noqa: SIM110 - a generator takes longer than the loop
+            if connection.outstanding:
+                return True
+        return False
 
     def num_outstanding(self) -> int:
         return sum(len(connection.outstanding) for connection in self.connections)

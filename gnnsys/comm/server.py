@@ -334,15 +334,17 @@ class Server:
     def _read(self, router: SharedSocket, is_told: bool) -> None:
         """Takes what has come at a port. See `SharedSocket.receive`."""
         take = self._accept if router is self._router else self._open
-        for number in range(_DRAIN):
-            frames = router.receive(1 + self._limits.max_frames, is_routed=True, is_told=is_told and not number)
+        max_frames, is_first = 1 + self._limits.max_frames, True
+        for _ in range(_DRAIN):
+            frames = router.receive(max_frames, is_told, True)
             if frames is None:
                 break
             try:
-                take(frames[0], frames[1:], number == 0)
+                take(frames[0], frames[1:], is_first)
             except Exception:  # whatever somebody sent, the others are served
                 self.note("not accepted")
                 _log.exception("%s goes on after a message it could not take", self._name)
+            is_told = is_first = False
 
     def _open(self, route: bytes, frames: list[zmq.Frame], is_first: bool) -> None:
         """A message at the bulk port. What does not open is nobody's: it is counted, and not answered."""
@@ -358,8 +360,7 @@ class Server:
         now = time.monotonic()
         front: Any = frames[0].buffer if frames else b""
         try:
-            header = wire.read_header(front, self._limits)
-            wire.check_request(header)
+            header = wire.read_request(front, self._limits)
         except WireError as error:
             self._refuse(identity, front, error)
             return

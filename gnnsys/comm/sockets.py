@@ -240,7 +240,7 @@ class SharedSocket:
         _getsockopt(self._handle, _EVENTS, self._events_at, self._size_at)
         return bool(self._events.value & _IN)
 
-    def receive(self, max_frames: int, *, is_told: bool, is_routed: bool = False) -> list[Any] | None:
+    def receive(self, max_frames: int, is_told: bool, is_routed: bool = False) -> list[Any] | None:
         """The next message that has arrived: its frames; where it `is_routed`, the sender's name (bytes) before them.
 
         Of a message with too many frames, one more than allowed. None where nothing is there, or it is closed. To ask

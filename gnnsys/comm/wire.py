@@ -55,6 +55,7 @@ HEADER_BYTES = _HEADER.size
 _PREFIX = struct.Struct("<4sHHBBHQ")  # the same in every version, so that one can tell another what is wrong
 _NOT_OF_REQUESTS = slice(16, 20)  # fields of a header that say how a request was served
 _NO_REPLY = (0, 0, 0, 0)
+_NO_FLAGS = (0, 0)
 # of each array: its frames (none: it lies in the first), offset, dtype, shape and count
 Plan: TypeAlias = list[tuple[Any, int, torch.dtype, tuple[int, ...], int]]
 _MAX_US = (1 << 32) - 1  # over an hour, which is as long as a server keeps a request
@@ -310,12 +311,16 @@ def read_header(front: bytes | memoryview, limits: Limits) -> Header:
         header = _make(Header, _HEADER.unpack_from(front))
     except struct.error:
         raise WireError("truncated", f"the header has {len(front)} bytes instead of {_HEADER.size}") from None
-    if (
-        header[:2] != _OURS
-        or header.num_arrays > limits.max_arrays
-        or header.num_option_bytes > limits.max_options_bytes
-    ):
+    if header[:2] != _OURS or header[5] > limits.max_arrays or header[20] > limits.max_options_bytes:
         raise _what_is_wrong(header, limits)
+    return header
+
+
+def read_request(front: bytes | memoryview, limits: Limits) -> Header:
+    """The same of a request: without flags, and with zero in the fields of replies."""
+    header = read_header(front, limits)
+    if header[3:5] != _NO_FLAGS or header[_NOT_OF_REQUESTS] != _NO_REPLY:
+        check_request(header)
     return header
 
 
