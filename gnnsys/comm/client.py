@@ -9,7 +9,6 @@ import contextlib
 import itertools
 import logging
 import math
-import os
 import select
 import threading
 import time
@@ -20,7 +19,7 @@ from typing import Any
 import zmq
 from torch import Tensor
 
-from gnnsys.comm import wire
+from gnnsys.comm import this_process, wire
 from gnnsys.comm.arrays import ReceivedFrame
 from gnnsys.comm.context import RequestContext, current_context, first_given
 from gnnsys.comm.counters import Tally
@@ -108,7 +107,7 @@ class Client:
         self._epoll = select.epoll()
         self._epoll.register(self._wake_up.fileno(), select.EPOLLIN)
         self._tally = Tally()
-        self._pid = os.getpid()
+        self._pid = this_process.pid
         self._stop = False
         self._wakes_at = math.inf  # when the thread looks at deadlines next, whatever arrives
         self._next_deadline = math.inf  # not after the first of them
@@ -155,17 +154,19 @@ class Client:
         return self._begin(peer, kind, request_id, frames, timeout, reply_bytes)
 
     def request_encoded(
-        self, peer: int, kind: int, front: bytearray, num_arrays: int, reply_bytes: int, *, timeout: float | None,
+        self, peer: int, kind: int, front: bytearray, num_arrays: int, reply_bytes: int, timeout: float | None,
         priority: int | None, path: int | None, batch: int, layer: int,
     ) -> Pending:  # fmt: skip
         """As `request`, of a message that is encoded but for its header, for which there is room at its beginning."""
         timeout = self._checked(timeout)
         request_id, context = next(self._ids), current_context()
+        if priority is None and (priority := context.priority) is None:
+            priority = self.context.priority or 0
+        if path is None and (path := context.path) is None:
+            path = self.context.path or 0
         wire.put_request(
-            front, kind, num_arrays, request_id, int(timeout * 1e6),
-            first_given(priority, context.priority, self.context.priority), self._sender, self._incarnation,
-            context.batch if batch < 0 else batch, layer, first_given(path, context.path, self.context.path),
-            context.loader,
+            front, kind, num_arrays, request_id, int(timeout * 1e6), priority, self._sender, self._incarnation,
+            context.batch if batch < 0 else batch, layer, path, context.loader,
         )  # fmt: skip
         return self._begin(peer, kind, request_id, [front], timeout, reply_bytes)
 
@@ -178,18 +179,18 @@ class Client:
     def _begin(
         self, peer: int, kind: int, request_id: int, frames: list[wire.Buffer], timeout: float, reply_bytes: int
     ) -> Pending:
-        if os.getpid() != self._pid:
+        if this_process.pid != self._pid:
             raise CommError(f"this client belongs to process {self._pid}: after a fork, make a new one in the child")
         link = self._links.get(peer)
         if link is None:
             raise ValueError(f"no peer {peer}; this client knows {sorted(self._links)}")
         connection = link.connection_for(kind)
         pending = Pending(
-            peer, kind, request_id, connection, frames, timeout, self._limits, self, load=_REQUEST_LOAD + reply_bytes,
-        )  # fmt: skip
+            peer, kind, request_id, connection, frames, timeout, self._limits, self, _REQUEST_LOAD + reply_bytes
+        )
         if not link.is_awaited():
             link.waiting_since = pending.sent_at
-        connection.add(pending)
+        connection.outstanding[request_id] = pending
         try:
             self._transmit(link, connection, kind, frames, request_id)
         except (zmq.ZMQError, ValueError) as error:
@@ -223,7 +224,7 @@ class Client:
 
     def close(self) -> None:
         """Fails what is outstanding and ends the thread, within seconds. Idempotent; a no-op in a forked child."""
-        if os.getpid() != self._pid or self._stop:
+        if this_process.pid != self._pid or self._stop:
             return
         self._stop = True
         self._wake_up.wake()
@@ -246,7 +247,7 @@ class Client:
         sealed = frames if socket.channel is None else socket.channel.seal(frames)
         with socket.lock:
             try:
-                socket.send(sealed)
+                socket.send_locked(sealed)
             except zmq.Again:
                 # A client's queues have no limit: libzmq has given the connection up, as it does when the other end
                 # speaks another protocol (it wants a key, say). The thread that reads lets go of the socket.
@@ -362,18 +363,20 @@ class Client:
         now = time.monotonic()
         with connection.reading:
             for _ in range(_DRAIN):
-                received = socket.receive(self._limits.max_frames, is_told=is_told)
+                received = socket.receive(self._limits.max_frames, is_told)
                 if received is None or socket is not connection.socket:  # another took its place
                     return
                 is_told = False
                 frames: Sequence[ReceivedFrame] = received
-                try:
-                    if socket.channel is not None:
+                if socket.channel is not None:
+                    try:
                         frames = socket.channel.open(received)
-                except WireError as error:  # nobody knows who sent it
-                    self._tally.note(f"malformed: {error.reason}")
-                    continue
-                link.hear(now, self._ping_interval)
+                    except WireError as error:  # nobody knows who sent it
+                        self._tally.note(f"malformed: {error.reason}")
+                        continue
+                if now - link.last_heard > self._ping_interval:
+                    link.return_at(now)
+                link.last_heard = now
                 connection.is_heard = True
                 self._accept(link, connection, frames, now)
                 if is_enough is not None and is_enough():
@@ -394,8 +397,7 @@ class Client:
             pending.wake_up = socket.leader_wake_up
             arrivals = pending.count_arrivals
             socket.lead(arrivals, until, partial(self._read, link, connection, socket, arrivals))
-            is_asked = any([lane.sealing.ask_id for lane in link.lanes])  # nobody waits for that answer by itself
-            if socket.hot and (is_asked or connection.awaits_others(pending)):
+            if socket.hot and (connection.awaits_others(pending) or self._agreements.is_asking(link)):
                 self._wake_up.wake()  # what else has come, nobody may have been told of
 
     def _drop_cut(self) -> None:
@@ -430,16 +432,14 @@ class Client:
         except WireError as error:
             self._tally.note(f"malformed: {error.reason}")
             return
-        self._tally.received(link.peer, header.kind, wire.num_bytes(frames))
+        num_bytes = len(frames[0]) if len(frames) == 1 else wire.num_bytes(frames)
         pending = connection.outstanding.get(header.request_id)
-        if pending is not None and header.status == wire.BUSY:
+        if pending is not None and header.status != wire.BUSY:
+            self._take_reply(link, connection, pending, header, frames, num_bytes, now)
+            return
+        self._tally.received(link.peer, header.kind, num_bytes)
+        if pending is not None:
             self._take_busy(link, connection, pending, header, frames, now)
-        elif pending is not None:
-            if pending.deliver(header, frames, now):
-                connection.take(header.request_id)
-                self._tally.answered(
-                    link.peer, pending.kind, header.queued_us, header.served_us, int((now - pending.sent_at) * 1e6)
-                )
         elif header.kind == Kind.PING:
             self._watch.take_ping(link, connection, header, frames, now)
         elif header.kind == Kind.SEAL and connection is link.control:
@@ -447,15 +447,25 @@ class Client:
         else:
             self._tally.note("late")  # its time had passed, or it was answered twice
 
+    def _take_reply(
+        self, link: Link, connection: Connection, pending: Pending, header: wire.Header,
+        frames: Sequence[ReceivedFrame], num_bytes: int, now: float,
+    ) -> None:  # fmt: skip
+        """One message of a reply. It is counted before whoever waits for it has it, and can ask for counters."""
+        peer, kind, seconds = link.peer, pending.kind, now - pending.sent_at
+        if not pending.is_ended_by(header):
+            self._tally.received(peer, kind, num_bytes)
+            if pending.deliver(header, frames, now):
+                connection.take(header.request_id)
+                self._tally.answered((peer, kind, 0, 0, header.queued_us, header.served_us, seconds))
+        elif connection.take(header.request_id) is not None:
+            self._tally.answered((peer, kind, 1, num_bytes, header.queued_us, header.served_us, seconds))
+            pending.finish((header, frames))
+
     def _take_busy(
-        self,
-        link: Link,
-        connection: Connection,
-        pending: Pending,
-        header: wire.Header,
-        frames: Sequence[ReceivedFrame],
-        now: float,
-    ) -> None:
+        self, link: Link, connection: Connection, pending: Pending, header: wire.Header,
+        frames: Sequence[ReceivedFrame], now: float,
+    ) -> None:  # fmt: skip
         """The peer had no room for a request and dropped it. It is sent again, after longer and longer waits."""
         try:
             pending.refusal = str(wire.read_message(header, frames, self._limits).options.get("text", ""))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from gnnsys.comm.kinds import kind_name
 
-_MAX_NAMES = 4096  # senders name themselves: a stranger must not fill memory with names
+_MAX_NAMES = 4096  # of peers and kinds: senders name themselves, and a stranger must not fill memory with names
 
 
 @dataclass(slots=True)
@@ -55,42 +55,57 @@ class ServiceTimes:
         return asdict(self)
 
 
+@dataclass(slots=True)
+class _Traffic:
+    """All that is counted of one kind with one peer."""
+
+    counts: MessageCounts = field(default_factory=MessageCounts)
+    times: ServiceTimes = field(default_factory=ServiceTimes)
+
+
+# By whom, of which kind; messages and bytes that are not counted yet; queued_us, served_us; seconds waited.
+_Answer = tuple[int, int, int, int, int, int, float]
+
+
 class Tally:
     """Messages and bytes by peer and by kind, times of requests by both, and events (errors, drops) by reason."""
 
     def __init__(self) -> None:
-        self._peers: dict[int, MessageCounts] = {}
-        self._kinds: dict[int, MessageCounts] = {}
-        self._times: dict[tuple[int, int], ServiceTimes] = {}  # by peer and kind
+        self._traffic: dict[tuple[int, int], _Traffic] = {}  # by peer and kind
+        self._answers: deque[_Answer] = deque()
         self._events: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     def received(self, peer: int, kind: int, num_bytes: int) -> None:
         with self._lock:
-            for traffic in self._both(peer, kind):
-                traffic.messages_in += 1
-                traffic.bytes_in += num_bytes
-
-    def _both(self, peer: int, kind: int) -> tuple[MessageCounts, MessageCounts]:
-        of_peer, of_kind = self._peers.get(peer), self._kinds.get(kind)
-        if of_peer is None or of_kind is None:
-            return _of(self._peers, peer), _of(self._kinds, kind)
-        return of_peer, of_kind
+            counts = (self._traffic.get((peer, kind)) or self._new(peer, kind)).counts
+            counts.messages_in += 1
+            counts.bytes_in += num_bytes
 
     def sent(self, peer: int, kind: int, num_bytes: int) -> None:
         with self._lock:
-            for traffic in self._both(peer, kind):
-                traffic.messages_out += 1
-                traffic.bytes_out += num_bytes
+            counts = (self._traffic.get((peer, kind)) or self._new(peer, kind)).counts
+            counts.messages_out += 1
+            counts.bytes_out += num_bytes
+            if self._answers:
+                self._count_answers()
 
-    def answered(self, peer: int, kind: int, queued_us: int, served_us: int, waited_us: int) -> None:
-        """A request of this end has its whole reply."""
-        key = (peer, kind)
-        with self._lock:
-            times = self._times.get(key)
-            if times is None:
-                times = self._times[key] = ServiceTimes()
-            times.add(queued_us, served_us, waited_us)
+    def answered(self, answer: _Answer) -> None:
+        """A request of this end has its whole reply. Counted when the next is sent: whoever says it waits for rows."""
+        self._answers.append(answer)
+
+    def _count_answers(self) -> None:
+        """Call with the lock."""
+        while self._answers:
+            peer, kind, num_messages, num_bytes, queued_us, served_us, seconds = self._answers.popleft()
+            traffic = self._traffic.get((peer, kind)) or self._new(peer, kind)
+            traffic.counts.messages_in += num_messages
+            traffic.counts.bytes_in += num_bytes
+            traffic.times.add(queued_us, served_us, int(seconds * 1e6))
+
+    def _new(self, peer: int, kind: int) -> _Traffic:
+        key = (peer, kind) if len(self._traffic) < _MAX_NAMES else (-1, -1)
+        return self._traffic.setdefault(key, _Traffic())
 
     def note(self, event: str) -> None:
         """Counts an event; from any thread."""
@@ -98,14 +113,15 @@ class Tally:
             self._events[event] += 1
 
     def num_received(self, kinds: Iterable[int]) -> int:
-        """Messages of these kinds, without a look at all peers."""
-        found = (self._kinds.get(kind) for kind in kinds)
-        return sum(traffic.messages_in for traffic in found if traffic is not None)
+        """Messages of these kinds."""
+        wanted = frozenset(kinds)
+        return sum(traffic.counts.messages_in for (_, kind), traffic in self._all() if kind in wanted)
 
     def to_json(self) -> dict[str, Any]:
+        peers, kinds = self._counts_by(0), self._counts_by(1)
         return {
-            "peers": {peer: traffic.to_json() for peer, traffic in sorted(self._peers.copy().items())},
-            "kinds": {kind_name(kind): traffic.to_json() for kind, traffic in sorted(self._kinds.copy().items())},
+            "peers": {peer: counts.to_json() for peer, counts in sorted(peers.items())},
+            "kinds": {kind_name(kind): counts.to_json() for kind, counts in sorted(kinds.items())},
             "times": self._times_by_peer(),
             "events": self.events(),
         }
@@ -114,7 +130,7 @@ class Tally:
         """Messages and bytes of these kinds; those of all others, which senders make up, are summed as `other`."""
         out: dict[str, dict[str, int]] = {}
         other = MessageCounts()
-        for kind, counts in sorted(self._kinds.copy().items()):
+        for kind, counts in sorted(self._counts_by(1).items()):
             if kind in known:
                 out[kind_name(kind)] = counts.to_json()
             else:
@@ -125,16 +141,21 @@ class Tally:
         with self._lock:
             return dict(self._events)
 
+    def _all(self) -> list[tuple[tuple[int, int], _Traffic]]:
+        with self._lock:
+            self._count_answers()
+            return sorted(self._traffic.items(), key=lambda entry: entry[0])
+
+    def _counts_by(self, place: int) -> dict[int, MessageCounts]:
+        """By peer (0) or by kind (1)."""
+        found: dict[int, MessageCounts] = {}
+        for key, traffic in self._all():
+            found.setdefault(key[place], MessageCounts()).add(traffic.counts)
+        return found
+
     def _times_by_peer(self) -> dict[int, dict[str, dict[str, int]]]:
         out: dict[int, dict[str, dict[str, int]]] = {}
-        for (peer, kind), times in sorted(self._times.copy().items()):
-            out.setdefault(peer, {})[kind_name(kind)] = times.to_json()
+        for (peer, kind), traffic in self._all():
+            if traffic.times.replies:
+                out.setdefault(peer, {})[kind_name(kind)] = traffic.times.to_json()
         return out
-
-
-def _of(table: dict[int, MessageCounts], key: int) -> MessageCounts:
-    traffic = table.get(key)
-    if traffic is None:
-        key = key if len(table) < _MAX_NAMES else -1
-        traffic = table.setdefault(key, MessageCounts())
-    return traffic

@@ -72,6 +72,10 @@ class LaneAgreements:
         sealing.ask_id = next(self._ids)
         return sealing.ask_id
 
+    def is_asking(self, link: Link) -> bool:
+        """Whether a question about a lane is under way: nobody waits for its answer."""
+        return self._keys is not None and any([lane.sealing.ask_id for lane in link.lanes])
+
     def ask(self, link: Link, connection: Connection, ask_id: int = 0) -> None:
         """Asks how to seal a lane, or whether the peer still knows what was agreed."""
         sealing = connection.sealing

@@ -2,8 +2,9 @@
 
 A reply that one thread reads for another costs a hand-over, which takes longer than reading it. So a caller that waits
 takes the lead: it reads, and delivers what comes for others too. Meanwhile this socket does not wake the client's
-thread. When the caller has what it waits for, or its time is over, the client's thread reads again. One caller leads at
-a time; the others wait until somebody delivers to them.
+thread. When the caller has what it waits for, or its time is over, the client's thread reads again: at once, or from
+the next message that is sent on where nothing is outstanding. One caller leads at a time; the others wait until
+somebody delivers to them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import contextlib
 import select
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from typing import Any
 
 from gnnsys.comm.sealing import SealedChannel
@@ -23,11 +24,19 @@ _LEAVE_SECONDS = 1.0  # for a leader to let go of a socket that is to be closed
 
 
 class LedSocket(SharedSocket):
-    """`epoll` is what the client's thread sleeps on; `wake_up` is how others wake it."""
+    """`epoll` is what the client's thread sleeps on; `wake_up` is how others wake it.
 
-    def __init__(self, socket: Any, wake_up: WakeUp, epoll: select.epoll, channel: SealedChannel | None = None) -> None:
+    `awaited` is what replies are awaited for on this socket, where there are no other messages that matter.
+    """
+
+    def __init__(
+        self, socket: Any, wake_up: WakeUp, epoll: select.epoll, channel: SealedChannel | None = None,
+        awaited: Sized | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(socket, wake_up, channel)
         self.is_led = False
+        self._awaited = awaited
+        self._wakes_thread = True
         self.leader_wake_up = WakeUp()
         self._thread_wake_up = wake_up
         self._epoll = epoll
@@ -53,7 +62,7 @@ class LedSocket(SharedSocket):
             while not (self._is_leaving or self.is_cut):
                 wake_up.sleeping = True
                 wait = until - time.monotonic()
-                if is_there() or wait <= 0:
+                if wait <= 0 or is_there():
                     return
                 is_told = False
                 if not self.hot:
@@ -64,6 +73,8 @@ class LedSocket(SharedSocket):
                             wake_up.clear()
                 wake_up.sleeping = False
                 read(is_told)
+                if is_there():
+                    return
         finally:
             wake_up.sleeping = False
             try:
@@ -73,8 +84,9 @@ class LedSocket(SharedSocket):
 
     def check_leader(self) -> None:
         """For the client's thread, from time to time: takes the socket back from a leader that was cut off midway."""
-        if self._wake_up is not self._thread_wake_up and self._lead.acquire(blocking=False):
+        if self._lead.acquire(blocking=False):
             self._give_back()
+            self._wake_thread()
             self._lead.release()
 
     def close(self, linger_ms: int) -> None:
@@ -91,18 +103,29 @@ class LedSocket(SharedSocket):
         # A leader leaves without asking whether there is more, so `hot` may be wrong: it is asked here instead, while
         # the other end works. Where nobody leads, the sender reads what there is: to wake a thread would cost more.
         self.hot = self._has_news()
-        if self.hot and self.is_led:
-            self._wake_up.wake()
+        if self.is_led:
+            if self.hot:
+                self._wake_up.wake()
+        elif not self._wakes_thread:
+            self._wake_thread()
 
     def _take_over(self) -> None:
         # A sender that finds something sets `hot` before it looks whom to wake; here it is the other way round.
         self._wake_up = self.leader_wake_up
+        self._wakes_thread = False  # a sender that has just seen otherwise may undo the next line: that does no harm
         self._epoll.modify(self.fd, 0)
         self.is_led = True
 
     def _give_back(self) -> None:
+        # Whoever sends adds to `awaited` before it looks at `is_led`; here it is the other way round.
         self.is_led = False
         self._wake_up = self._thread_wake_up
+        if self._awaited is None or self._awaited:
+            self._wake_thread()
+
+    def _wake_thread(self) -> None:
+        """Has the client's thread woken by what comes from now on."""
+        self._wakes_thread = True
         try:  # noqa: SIM105 - a `suppress` costs as much as the call
             self._epoll.modify(self.fd, select.EPOLLIN)
         except (OSError, ValueError):  # closed while this caller was held up

@@ -15,7 +15,6 @@ import select
 import struct
 import threading
 import time
-from itertools import pairwise
 
 import torch
 import zmq
@@ -40,29 +39,25 @@ class Connection:
         self.traffic_class = traffic_class
         self.lane = lane
         self.is_heard = False  # something came on it: the peer has taken the connection
-        self.load = 0  # bytes of what is outstanding, requests and replies, as far as they are known
         self.socket: LedSocket | None = None  # made on first use
         self.outstanding: dict[int, Pending] = {}
         self.ping_id = 0  # 0: none is under way
         self.ping_at = 0.0
         self.asked: list[int] = []
         self.sealing = LaneSealing()
-        self.lock = threading.Lock()  # of the load and the question
+        self.lock = threading.Lock()  # of the question
         self.reading = threading.Lock()  # held from receiving to delivering: replies stay in order
 
-    def add(self, pending: Pending) -> None:
-        with self.lock:
-            self.load += pending.load
-        self.outstanding[pending.request_id] = pending
+    @property
+    def load(self) -> int:
+        """Bytes of what is outstanding, requests and replies, as far as they are known."""
+        return sum([pending.load for pending in list(self.outstanding.values())])
 
     def take(self, request_id: int) -> Pending | None:
         """Ends what is outstanding under this id; None where another thread has done so."""
-        pending = self.outstanding.pop(request_id, None)
-        self.sealing.waiting.pop(request_id, None)
-        if pending is not None:
-            with self.lock:
-                self.load -= pending.load
-        return pending
+        if self.sealing.waiting:
+            self.sealing.waiting.pop(request_id, None)
+        return self.outstanding.pop(request_id, None)
 
     def awaits_others(self, pending: Pending) -> bool:
         """Whether other requests than this one are outstanding."""
@@ -95,17 +90,15 @@ class Link:
         Lanes are opened one after the other: the next one once the peer has answered on the last. A server gives a new
         connection to that of its threads which has the fewest, and knows by then how many each has.
         """
-        if traffic_class(kind) == CONTROL:
+        lanes = self.lanes
+        if traffic_class(kind) is CONTROL:
             return self.control
-        if len(self.lanes) == 1 or not is_spread(kind):
-            return self.lanes[0]
-        best = self.lanes[0]
-        for before, lane in pairwise(self.lanes):
-            if not before.is_heard:
-                break
-            if lane.load < best.load:
-                best = lane
-        return best
+        if len(lanes) == 1 or not is_spread(kind):
+            return lanes[0]
+        num_open = 1
+        while num_open < len(lanes) and lanes[num_open - 1].is_heard:
+            num_open += 1
+        return min(lanes[:num_open], key=lambda lane: lane.load)
 
     def open(
         self, connection: Connection, context: zmq.Context, keys: Keys | None, wake_up: WakeUp, epoll: select.epoll
@@ -126,21 +119,24 @@ class Link:
         except (zmq.ZMQError, ValueError):
             socket.close()
             raise
-        led = connection.socket = LedSocket(socket, wake_up, epoll, sealing.channel)
+        awaited = None if connection.traffic_class == CONTROL else connection.outstanding  # pings are not among those
+        led = connection.socket = LedSocket(socket, wake_up, epoll, sealing.channel, awaited)
         return led
 
-    def hear(self, now: float, silence: float) -> None:
-        """Something came; after more than `silence` seconds without anything the peer has returned.
+    def return_at(self, now: float) -> None:
+        """Something came after a long silence: the peer has returned.
 
         The first sign of a peer is no return: what was asked until then waited for the connection.
         """
-        if self.last_heard and now - self.last_heard > silence:
+        if self.last_heard:
             self.returned_at = now
-        self.last_heard = now
 
     def is_awaited(self) -> bool:
         """Whether something is outstanding."""
-        return any([connection.outstanding for connection in self.connections])
+        for connection in self.connections:  # noqa: SIM110 - a generator takes longer than the loop
+            if connection.outstanding:
+                return True
+        return False
 
     def num_outstanding(self) -> int:
         return sum(len(connection.outstanding) for connection in self.connections)

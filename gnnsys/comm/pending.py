@@ -6,14 +6,13 @@ of them and uses them (a scatter, say), so that a slow one does not hold up the 
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
-from gnnsys.comm import wire
+from gnnsys.comm import this_process, wire
 from gnnsys.comm.arrays import ReceivedFrame
 from gnnsys.comm.errors import (
     Closed,
@@ -32,6 +31,7 @@ _GRACE_SECONDS = 5.0  # beyond the deadline, which the sockets' thread keeps: fo
 
 Arrival = tuple[Header, Sequence[ReceivedFrame]]
 _NOTHING = object()
+_CHUNKS, _ONE, _END = slice(18, 20), (0, 1), wire.END  # chunk and num_chunks of a header, and of a reply of one message
 
 
 class Asker(Protocol):
@@ -47,11 +47,17 @@ class Asker(Protocol):
 class Pending:
     """The reply to one request, now or later. `result` for one message, `chunks` for a reply in several."""
 
-    __slots__ = (
-        "_arrivals", "_asker", "_complete", "_ended", "_error", "_limits", "_lock", "_messages", "_pid", "_put_back",
-        "_seen", "_total", "connection", "deadline", "frames", "kind", "last_sign", "load", "num_refused", "peer",
-        "refusal", "request_id", "resent", "sent_at", "timeout", "wake_up",
-    )  # fmt: skip
+    # How a request begins; what it is like now is the object's own.
+    wake_up: WakeUp | None = None  # of the caller that waits for it and reads
+    resent = 0
+    num_refused = 0  # how often the peer had no room for it
+    refusal = ""  # what it said then
+    _complete = False  # everything was put in
+    _ended = False  # everything was taken out
+    _put_back: Any = _NOTHING  # what `arrival` took and left to others
+    _seen: set[int] | None = None
+    _total = 0
+    _error: CommError | None = None
 
     def __init__(
         self, peer: int, kind: int, request_id: int, connection: Any, frames: list[Buffer], timeout: float,
@@ -61,28 +67,17 @@ class Pending:
         self.kind = kind
         self.request_id = request_id
         self.connection = connection
-        self.wake_up: WakeUp | None = None  # of the caller that waits for it and reads
         self.frames = frames  # kept for sending them again, until the reply is complete
         self.load = load  # bytes, of the request and of its reply as far as that is known
         self.timeout = timeout
-        self.sent_at = time.monotonic()  # for the first time
-        self.deadline = self.sent_at + timeout
-        self.last_sign = self.sent_at  # when something was heard of it
-        self.resent = 0
-        self.num_refused = 0  # how often the peer had no room for it
-        self.refusal = ""  # what it said then
+        self.sent_at = self.last_sign = now = time.monotonic()  # for the first time; when something was heard of it
+        self.deadline = now + timeout
         self._limits = limits
         self._asker = asker
         self._arrivals: SimpleQueue[Arrival | CommError | None] = SimpleQueue()  # None: that was all
-        self._complete = False  # everything was put in
-        self._ended = False  # everything was taken out
-        self._put_back: Any = _NOTHING  # what `arrival` took and left to others
-        self._seen: set[int] | None = None
-        self._total = 0
-        self._lock = threading.Lock()
         self._messages: list[Message] = []
-        self._error: CommError | None = None
-        self._pid = os.getpid()
+        self._lock = threading.Lock()  # of `result`
+        self._pid = this_process.pid
 
     def done(self) -> bool:
         """Whether the whole reply, or an error, has arrived."""
@@ -112,14 +107,16 @@ class Pending:
             return self._messages[0]
 
     def arrival(self) -> Arrival | None:
-        """A reply of one message as it came, unread. None where it is another: then read it with `chunks`."""
-        with self._lock:
-            arrival = self._take(None)
-            if isinstance(arrival, tuple) and arrival[0].status == wire.OK and _is_single(arrival[0]):
-                self._ended = True
-                return arrival
-            self._put_back = arrival
-            return None
+        """A reply of one message as it came, unread; once, by one thread.
+
+        None where it is another: then read it with `chunks`.
+        """
+        arrival = self._take(None)
+        if isinstance(arrival, tuple) and arrival[0].status == wire.OK and _is_single(arrival[0]):
+            self._ended = True
+            return arrival
+        self._put_back = arrival
+        return None
 
     def read(self, arrival: Arrival) -> Message:
         """What `arrival` returned, read."""
@@ -131,12 +128,13 @@ class Pending:
 
     # Whoever reads the socket
 
+    def is_ended_by(self, header: Header) -> bool:
+        """Whether a message is all that there is to the reply: then call `finish`, otherwise `deliver`."""
+        return header.status != wire.OK or (self._seen is None and header[_CHUNKS] == _ONE and not header.flags & _END)
+
     def deliver(self, header: Header, frames: Sequence[ReceivedFrame], now: float) -> bool:
         """Takes one message of the reply; True where it was the last one missing. A repeated chunk is dropped."""
         self.last_sign = now
-        if header.status != wire.OK or (_is_single(header) and self._seen is None):
-            self._finish((header, frames))
-            return True
         if self._seen is None:
             self._seen = set()
         self._total = max(self._total, header.num_chunks)
@@ -146,13 +144,13 @@ class Pending:
             self._put((header, frames))
         if not (ended or self._total) or len(self._seen) < self._total:
             return False
-        self._finish(None)
+        self.finish(None)
         return True
 
     def fail(self, error: CommError) -> None:
-        self._finish(error)
+        self.finish(error)
 
-    def _finish(self, last: Arrival | CommError | None) -> None:
+    def finish(self, last: Arrival | CommError | None) -> None:
         self._complete = True
         self.frames = []
         self._put(last)  # one entry, so that the waiting thread is woken once
@@ -182,14 +180,15 @@ class Pending:
             yield message
 
     def _take(self, limit: float | None) -> Any:
-        if os.getpid() != self._pid:
+        if self._pid != this_process.pid:
             raise CommError("this request was made before a fork; only the process that made it receives the reply")
+        arrivals = self._arrivals
         end = self.deadline + _GRACE_SECONDS
-        until = end if limit is None else min(end, limit)
-        if self._arrivals.empty():
+        until = end if limit is None or limit > end else limit
+        if arrivals.empty():
             self._asker.read_for(self, until)
         try:
-            return self._arrivals.get(timeout=max(0.0, until - time.monotonic()))
+            return arrivals.get(timeout=0.0 if arrivals.qsize() else max(0.0, until - time.monotonic()))
         except Empty:
             if limit is not None and limit < end:
                 raise TimeoutError(f"{kind_name(self.kind)} to machine {self.peer} is still outstanding") from None
@@ -216,4 +215,4 @@ class Pending:
 
 
 def _is_single(header: Header) -> bool:
-    return header.num_chunks == 1 and header.chunk == 0 and not header.flags & wire.END
+    return header[_CHUNKS] == _ONE and not header.flags & _END

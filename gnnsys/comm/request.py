@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Union
+from typing import Any, Union
 
 from torch import Tensor
 
@@ -65,12 +65,9 @@ Handler = Callable[[Request], HandlerResult]
 Handlers = Mapping[int, Handler]
 
 
-class ShortReply(NamedTuple):
-    """A reply that is encoded, but for its header: there is room for it at the beginning of the first frame."""
-
-    frames: list[Any]
-    num_arrays: int
-
+# A reply that is encoded, but for its header: its frames, with room for the header at the beginning of the first one,
+# and how many arrays they have.
+ShortReply = tuple[list[Any], int]
 
 # Answers a request from its only frame, in no more time than handing it to a worker takes; None: the handler must.
 ShortHandler = Callable[[Header, memoryview], "ShortReply | None"]

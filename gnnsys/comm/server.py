@@ -244,13 +244,13 @@ class Server:
         job.run(self._handlers, self._limits)
 
     def _finish(self, job: Job, frames: list[Buffer]) -> None:
-        del self._jobs[job.key]
+        if job.is_kept and job.num_chunks == 1:
+            self._keep(job.key, job.header, frames, wire.num_bytes(frames))
+        del self._jobs[job.key]  # after that: `_answer_short` looks at both without the lock
         self._quotas.leave(job.client, job.num_bytes, is_joint=job.header.kind == Kind.STEP)
         kind = job.header.kind
         if kind in self._handlers:  # other numbers are made up by senders
             self._times[kind].add(job.queued_us, job.served_us)
-        if job.is_kept and job.num_chunks == 1:
-            self._keep(job.key, job.header, frames, wire.num_bytes(frames))
 
     def _keep(self, key: tuple[bytes, int], header: Header, frames: list[Buffer], num_bytes: int) -> None:
         """Keeps a reply for the case that it is lost, where it is small."""
@@ -261,7 +261,6 @@ class Server:
 
     def _send(self, identity: bytes, header: Header, frames: list[Buffer], sealed: SealedMessage | None = None) -> int:
         """Sends a message, where its receiver can be reached; returns its bytes."""
-        num_bytes = wire.num_bytes(frames)
         if sealed is None and self._sessions is not None and (session := self._sessions.of(identity)) is not None:
             sealed = session.seal(frames)
         try:
@@ -278,8 +277,10 @@ class Server:
         except zmq.ZMQError:
             self.note("unreachable")  # it has gone, or is about to reconnect and will ask again
         else:
+            num_bytes = wire.num_bytes(frames)
             self._tally.sent(header.sender, header.kind, num_bytes)
-        return num_bytes
+            return num_bytes
+        return wire.num_bytes(frames)
 
     # The thread that reads
 
@@ -298,17 +299,17 @@ class Server:
         router, bulk_router, gate, wake_up = self._router, self._bulk_router, self._gate, self._wake_up
         assert router is not None
         routers = [router] if bulk_router is None else [router, bulk_router]
-        poller = select.poll()
-        for fd in (*(each.fd for each in routers), wake_up.fileno(), *([] if gate is None else [gate.socket.fd])):
+        poller, wake_fd = select.poll(), wake_up.fileno()
+        for fd in (*(each.fd for each in routers), wake_fd, *([] if gate is None else [gate.socket.fd])):
             poller.register(fd, select.POLLIN)
         next_sweep = 0.0
         while not self._stop:
             wake_up.sleeping = True
-            is_hot = self._stop or any(each.hot for each in routers)
-            ready = {fd for fd, _ in poller.poll(0 if is_hot else 1000 * _SWEEP_SECONDS)}
+            is_hot = self._stop or router.hot or (bulk_router is not None and bulk_router.hot)
+            ready = [fd for fd, _ in poller.poll(0 if is_hot else 1000 * _SWEEP_SECONDS)]
             wake_up.sleeping = False
             self.liveness.look(time.monotonic())
-            if wake_up.fileno() in ready:
+            if wake_fd in ready:
                 wake_up.clear()
             if gate is not None:
                 gate.answer_all()
@@ -333,15 +334,17 @@ class Server:
     def _read(self, router: SharedSocket, is_told: bool) -> None:
         """Takes what has come at a port. See `SharedSocket.receive`."""
         take = self._accept if router is self._router else self._open
-        for number in range(_DRAIN):
-            frames = router.receive(1 + self._limits.max_frames, is_routed=True, is_told=is_told and not number)
+        max_frames, is_first = 1 + self._limits.max_frames, True
+        for _ in range(_DRAIN):
+            frames = router.receive(max_frames, is_told, True)
             if frames is None:
                 break
             try:
-                take(frames[0], frames[1:], number == 0)
+                take(frames[0], frames[1:], is_first)
             except Exception:  # whatever somebody sent, the others are served
                 self.note("not accepted")
                 _log.exception("%s goes on after a message it could not take", self._name)
+            is_told = is_first = False
 
     def _open(self, route: bytes, frames: list[zmq.Frame], is_first: bool) -> None:
         """A message at the bulk port. What does not open is nobody's: it is counted, and not answered."""
@@ -357,15 +360,16 @@ class Server:
         now = time.monotonic()
         front: Any = frames[0].buffer if frames else b""
         try:
-            header = wire.read_header(front, self._limits)
-            wire.check_request(header)
+            header = wire.read_request(front, self._limits)
         except WireError as error:
             self._refuse(identity, front, error)
             return
+        short = self._short.get(header.kind) if is_first and len(frames) == 1 else None
+        is_answered = short is not None and self._answer_short(short, identity, header, front, now)
         self.liveness.note(header.sender, header.incarnation, now)
-        num_bytes = wire.num_bytes(frames)
-        if is_first and header.kind in self._short and self._answer_short(identity, header, frames, num_bytes, now):
+        if is_answered:
             return
+        num_bytes = wire.num_bytes(frames)
         self._tally.received(header.sender, header.kind, num_bytes)
         if header.kind == Kind.PING:
             self._answer_ping(identity, header, frames)
@@ -392,39 +396,42 @@ class Server:
                 self._workers.put(header.priority, job.client, job)
 
     def _answer_short(
-        self, identity: bytes, header: Header, frames: Sequence[ReceivedFrame], num_bytes: int, now: float
+        self, short: ShortHandler, identity: bytes, header: Header, front: memoryview, now: float
     ) -> bool:
         """Answers a request at once, from its bytes, and does all that is counted for it; False where that is no way.
 
         It is answered before another is read. So it takes nobody's turn, and nothing of its client's quota: one whose
-        client holds too much, whose time has passed, or that came before goes the ordinary way.
+        client holds too much, whose time has passed, or that came before goes the ordinary way. What is looked at
+        without the lock stays true without it, as this thread alone adds to it.
         """
         key = (identity, header.request_id)
-        if len(frames) != 1 or num_bytes >= _SMALL_BYTES or len(self._workers) or header.timeout_us < _SHORT_US:
+        if len(front) >= _SMALL_BYTES or header.timeout_us < _SHORT_US or key in self._kept:
             return False
-        with self._lock:  # what it says stays true without it: this thread alone adds to these
-            if key in self._jobs or key in self._kept or not self._quotas.has_room(client_of(identity)):
-                return False
+        if (self._jobs or self._quotas) and (  # otherwise nobody holds anything
+            len(self._workers) or key in self._jobs or not self._quotas.has_room(client_of(identity))
+        ):
+            return False
         try:
-            front = frames[0].buffer
-            reply = self._short[header.kind](header, front)
+            reply = short(header, front)
         except Exception:  # the handler says what is wrong
             return False
         if reply is None:
             return False
+        frames, num_arrays = reply
         served_us = int((time.monotonic() - now) * 1e6)
-        wire.put_reply(reply.frames[0], front, served_us, reply.num_arrays)
+        wire.put_reply(frames[0], header, served_us, num_arrays)
         session = None if self._sessions is None else self._sessions.of(identity)
-        sealed = None if session is None else session.seal(reply.frames)
+        sealed = None if session is None else session.seal(frames)
         with self._lock:  # whoever has the reply and asks for counters waits until it is counted
-            window = self._quotas.of(client_of(identity)).window
-            for frame in reply.frames if sealed is None else sealed.frames:
-                if isinstance(frame, np.ndarray):
-                    window.enter(frame)
-            sent_bytes = self._send(identity, header, reply.frames, sealed)
-            self._tally.received(header.sender, header.kind, num_bytes)
+            if sealed is not None or len(frames) > 1:
+                window = self._quotas.of(client_of(identity)).window
+                for frame in frames if sealed is None else sealed.frames:
+                    if isinstance(frame, np.ndarray):
+                        window.enter(frame)
+            sent_bytes = self._send(identity, header, frames, sealed)
+            self._tally.received(header.sender, header.kind, len(front))
             self._times[header.kind].add(0, served_us)
-            self._keep(key, header, reply.frames, sent_bytes)
+            self._keep(key, header, frames, sent_bytes)
         return True
 
     def _may_enter(self, job: Job, busy: str | None) -> bool:

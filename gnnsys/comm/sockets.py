@@ -32,7 +32,11 @@ _SILENCE_MS = 30_000
 _HANDSHAKE_MS = 10_000  # a peer that connects and shows no key holds a descriptor for so long
 _SEAL_BYTES = 256  # more than CURVE or sealing adds to a frame
 _BACKLOG = 100  # as ZeroMQ has it
-_MORE, _NOBLOCK, _EVENTS, _IN = int(zmq.SNDMORE), int(zmq.NOBLOCK), int(zmq.EVENTS), int(zmq.POLLIN)
+_NOBLOCK, _EVENTS, _IN = int(zmq.NOBLOCK), int(zmq.EVENTS), int(zmq.POLLIN)
+_NOBLOCK_MORE = _NOBLOCK | int(zmq.SNDMORE)
+_COPIED = frozenset((bytes, bytearray))  # what libzmq copies; all else it reads where it lies
+_raw_send: Any = Raw.send
+_raw_recv: Any = Raw.recv
 
 
 def _find_getsockopt() -> Any:
@@ -206,17 +210,22 @@ class SharedSocket:
 
         `zmq.Again`: the peer's queue is full, or there is no connection and none is being made.
         """
-        socket, last = self._socket, len(frames) - 1
         with self.lock:
-            if self._closed:
-                raise zmq.Again() if self.is_cut else zmq.ZMQError(zmq.ENOTSOCK)
-            for number, frame in enumerate(frames):
-                flags = _NOBLOCK | _MORE if number < last else _NOBLOCK
-                if isinstance(frame, (bytes, bytearray)):
-                    Raw.send(socket, frame, flags)
-                else:
-                    socket.send(frame, flags, copy=False)
-            self._look_for_news()
+            self.send_locked(frames)
+
+    def send_locked(self, frames: Sequence[Buffer]) -> None:
+        """The same for who has the lock."""
+        if self._closed:
+            raise zmq.Again() if self.is_cut else zmq.ZMQError(zmq.ENOTSOCK)
+        socket, num_left = self._socket, len(frames)
+        for frame in frames:
+            num_left -= 1
+            flags = _NOBLOCK_MORE if num_left else _NOBLOCK
+            if type(frame) in _COPIED:
+                _raw_send(socket, frame, flags)
+            else:
+                socket.send(frame, flags, copy=False)
+        self._look_for_news()
 
     def _look_for_news(self) -> None:
         """Sending takes libzmq's news too: after that the descriptor is silent about them."""
@@ -231,7 +240,7 @@ class SharedSocket:
         _getsockopt(self._handle, _EVENTS, self._events_at, self._size_at)
         return bool(self._events.value & _IN)
 
-    def receive(self, max_frames: int, *, is_told: bool, is_routed: bool = False) -> list[Any] | None:
+    def receive(self, max_frames: int, is_told: bool, is_routed: bool = False) -> list[Any] | None:
         """The next message that has arrived: its frames; where it `is_routed`, the sender's name (bytes) before them.
 
         Of a message with too many frames, one more than allowed. None where nothing is there, or it is closed. To ask
@@ -245,14 +254,14 @@ class SharedSocket:
             if not self.hot:
                 return None
             try:
-                first: Any = Raw.recv(self._socket, _NOBLOCK, copy=is_routed)
+                first: Any = _raw_recv(self._socket, _NOBLOCK, is_routed)
             except zmq.Again:  # the descriptor had other news
                 self.hot = False
                 return None
             frames = [first]
             has_more = is_routed or first.more  # a name never comes alone
             while has_more:
-                frame: Any = Raw.recv(self._socket, 0, copy=False)
+                frame: Any = _raw_recv(self._socket, 0, False)
                 if len(frames) <= max_frames:
                     frames.append(frame)
                 has_more = frame.more

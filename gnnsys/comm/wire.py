@@ -37,6 +37,7 @@ from gnnsys.comm.errors import WireError
 
 MAGIC = b"GNNS"
 VERSION = 3
+_OURS = (MAGIC, VERSION)
 
 REPLY = 1  # flag: an answer
 END = 2  # flag: no data, tells only that the reply is complete
@@ -52,8 +53,9 @@ BUSY = 6
 _HEADER = struct.Struct("<4sHHBBHQqiiQqqiIIIIIII")
 HEADER_BYTES = _HEADER.size
 _PREFIX = struct.Struct("<4sHHBBHQ")  # the same in every version, so that one can tell another what is wrong
-# Parts of a header: flags, status, num_arrays; timeout_us; from queued_us on.
-_OF_MESSAGE, _TIMEOUT, _OF_REPLY = struct.Struct("<BBH"), struct.Struct("<q"), struct.Struct("<5I")
+_NOT_OF_REQUESTS = slice(16, 20)  # fields of a header that say how a request was served
+_NO_REPLY = (0, 0, 0, 0)
+_NO_FLAGS = (0, 0)
 # of each array: its frames (none: it lies in the first), offset, dtype, shape and count
 Plan: TypeAlias = list[tuple[Any, int, torch.dtype, tuple[int, ...], int]]
 _MAX_US = (1 << 32) - 1  # over an hour, which is as long as a server keeps a request
@@ -113,6 +115,9 @@ class Header(NamedTuple):
     chunk: int
     num_chunks: int
     num_option_bytes: int
+
+
+_make: Callable[[type[Header], tuple[Any, ...]], Header] = tuple.__new__  # Header._make is three calls
 
 
 class Message:
@@ -262,12 +267,12 @@ def put_header(front: bytearray, header: Header, num_arrays: int) -> None:
     _HEADER.pack_into(front, 0, *header[:5], num_arrays, *header[6:])
 
 
-def put_reply(front: bytearray, request: memoryview, served_us: int, num_arrays: int) -> None:
+def put_reply(front: bytearray, request: Header, served_us: int, num_arrays: int) -> None:
     """The same for a reply of one message: the header of the request, but for what tells a reply apart."""
-    front[:HEADER_BYTES] = request[:HEADER_BYTES]
-    _OF_MESSAGE.pack_into(front, _PREFIX.size - 12, REPLY, OK, num_arrays)
-    _TIMEOUT.pack_into(front, _PREFIX.size, 0)
-    _OF_REPLY.pack_into(front, HEADER_BYTES - _OF_REPLY.size, 0, min(served_us, _MAX_US), 0, 1, 0)
+    _HEADER.pack_into(
+        front, 0, *request[:3], REPLY, OK, num_arrays, request[6], 0, *request[8:16], 0,
+        served_us if served_us < _MAX_US else _MAX_US, 0, 1, 0,
+    )  # fmt: skip
 
 
 def put_request(
@@ -302,26 +307,39 @@ def with_timeout(front: Buffer, timeout_us: int) -> bytes:
 
 def read_header(front: bytes | memoryview, limits: Limits) -> Header:
     """The fixed fields of a first frame; WireError where they are not ours or beyond the limits."""
-    if len(front) < _HEADER.size:
-        raise WireError("truncated", f"the header has {len(front)} bytes instead of {_HEADER.size}")
-    header = Header._make(_HEADER.unpack_from(front))
-    if header.magic != MAGIC:
-        raise WireError("magic", f"the header begins with {header.magic!r} instead of {MAGIC!r}")
-    if header.version != VERSION:
-        raise WireError("version", f"the message has version {header.version}, this process speaks {VERSION}")
-    if header.num_arrays > limits.max_arrays:
-        raise WireError("arrays", f"{header.num_arrays} arrays in a message, at most {limits.max_arrays} are allowed")
-    if header.num_option_bytes > limits.max_options_bytes:
-        text = f"{header.num_option_bytes} bytes of options, at most {limits.max_options_bytes} are allowed"
-        raise WireError("options", text)
+    try:
+        header = _make(Header, _HEADER.unpack_from(front))
+    except struct.error:
+        raise WireError("truncated", f"the header has {len(front)} bytes instead of {_HEADER.size}") from None
+    if header[:2] != _OURS or header[5] > limits.max_arrays or header[20] > limits.max_options_bytes:
+        raise _what_is_wrong(header, limits)
     return header
+
+
+def read_request(front: bytes | memoryview, limits: Limits) -> Header:
+    """The same of a request: without flags, and with zero in the fields of replies."""
+    header = read_header(front, limits)
+    if header[3:5] != _NO_FLAGS or header[_NOT_OF_REQUESTS] != _NO_REPLY:
+        check_request(header)
+    return header
+
+
+def _what_is_wrong(header: Header, limits: Limits) -> WireError:
+    if header.magic != MAGIC:
+        return WireError("magic", f"the header begins with {header.magic!r} instead of {MAGIC!r}")
+    if header.version != VERSION:
+        return WireError("version", f"the message has version {header.version}, this process speaks {VERSION}")
+    if header.num_arrays > limits.max_arrays:
+        return WireError("arrays", f"{header.num_arrays} arrays in a message, at most {limits.max_arrays} are allowed")
+    text = f"{header.num_option_bytes} bytes of options, at most {limits.max_options_bytes} are allowed"
+    return WireError("options", text)
 
 
 def check_request(header: Header) -> None:
     """WireError unless a header can be a request's: no flags, and zero in the fields of replies."""
     if header.flags & REPLY:
         raise WireError("flags", "a reply where a request was expected")
-    if header.flags or header.status or header.queued_us or header.served_us or header.chunk or header.num_chunks:
+    if header.flags or header.status or header[_NOT_OF_REQUESTS] != _NO_REPLY:
         raise WireError(
             "flags", f"a request with flags {header.flags}, status {header.status} or other fields of replies"
         )

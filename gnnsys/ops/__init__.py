@@ -63,7 +63,7 @@ from gnnsys.ops.relation_groups import RelationGroups, group_by_type, group_stru
 from gnnsys.ops.relation_sums import Relation, relation_conv
 from gnnsys.ops.rows import gather_rows, read_rows, scatter_rows
 from gnnsys.ops.sampling import Neighbors, find_edges, sample_neighbors, stream_key
-from gnnsys.ops.small_rows import RawRows, address_of, gather_bytes, place_bytes, split_ids
+from gnnsys.ops.small_rows import Bounds, MessageFront, RawRows, address_of, gather_bytes, place_bytes, split_ids
 from gnnsys.ops.stitch import PartNeighbors, name_neighbors, stitch_neighbors
 from gnnsys.ops.store import (
     fill_uniform,
@@ -91,6 +91,7 @@ __all__ = [
     "STRUCTURES",
     "WEIGHT",
     "WHY_NO_KERNELS",
+    "Bounds",
     "Buckets",
     "BufferPool",
     "DeviceReads",
@@ -102,6 +103,7 @@ __all__ = [
     "InnerEdges",
     "JoinedParts",
     "Level",
+    "MessageFront",
     "Neighbors",
     "Neighbors32",
     "NodeRun",

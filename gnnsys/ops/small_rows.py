@@ -13,6 +13,8 @@ from torch import Tensor
 
 from gnnsys.ops._library import plain as _native
 
+_address, _of_memory = ctypes.addressof, ctypes.c_char.from_buffer
+
 
 class RawRows(NamedTuple):
     """Contiguous rows in memory, and the counters that guard them, as addresses. Whoever made it keeps them alive."""
@@ -28,33 +30,68 @@ class RawRows(NamedTuple):
         return cls(rows.data_ptr(), rows.shape[0], row_bytes, 0 if versions is None else versions.data_ptr())
 
 
-class SplitIds(NamedTuple):
-    """As `Buckets`: ids grouped by part. `order` (int64) is None where all are of one part and so stay in order."""
+class Bounds(NamedTuple):
+    """Where parts begin and end (int64), as an address. Whoever made it keeps the tensor alive."""
 
-    counts: tuple[int, ...]
-    order: bytearray | None
-    local: bytearray
+    address: int
+    num_parts: int
+
+    @classmethod
+    def of(cls, bounds: Tensor) -> Bounds:
+        return cls(bounds.data_ptr(), bounds.numel() - 1)
 
 
-def split_ids(ids: Tensor, bounds: Tensor, local_bytes: int) -> SplitIds | None:
-    """The contiguous `ids` (int32 or int64) grouped by part, with numbers inside it of `local_bytes` bytes."""
+class MessageFront(NamedTuple):
+    """How a message begins that is about a number of rows, which stands at `count_at`: the rows follow `front`.
+
+    In replies the number is also in the last eight bytes of `front`.
+    """
+
+    count_at: int
+    front: bytes
+
+
+Run = tuple[int, int, int, bytearray]  # part, first, count, message
+
+
+def split_ids(
+    ids: Tensor, bounds: Bounds, local_bytes: int, count_at: int, fronts: tuple[bytes, ...]
+) -> tuple[list[Run], bytearray | None] | None:
+    """The contiguous `ids` (int32 or int64) grouped by part, with numbers inside it of `local_bytes` bytes.
+
+    For each part that has some: (part, first, count, message). They are the next `count` from `first` on. The message
+    is the part's entry of `fronts`, with the count at `count_at`, and the ids behind it; of b"" the ids alone. The
+    second result is their order (int64), or None where all are of one part and so stay in order.
+    """
     return _native.split_ids(  # type: ignore[no-any-return]
-        ids.data_ptr(), ids.element_size(), ids.numel(), bounds.data_ptr(), bounds.numel() - 1, local_bytes
+        ids.data_ptr(), ids.element_size(), ids.numel(), *bounds, local_bytes, count_at, fronts
     )
 
 
-def gather_bytes(rows: RawRows, ids: int, id_bytes: int, count: int, room: int) -> bytearray | None:
-    """The rows of the `count` ids at the address `ids`, behind `room` bytes that are left to the caller."""
-    return _native.gather_bytes(*rows, ids, id_bytes, count, room)  # type: ignore[no-any-return]
+def gather_bytes(rows: RawRows, ids: int, id_bytes: int, count: int, front: MessageFront) -> bytearray | None:
+    """The rows of the `count` ids at the address `ids`, behind the front of a reply; b"" is none."""
+    return _native.gather_bytes(*rows, ids, id_bytes, count, *front)  # type: ignore[no-any-return]
 
 
-def place_bytes(rows: int, count: int, row_bytes: int, order: int, out: Tensor) -> bool | None:
-    """Puts the `count` rows at the address `rows` into `out`: row i at order[i], or at i where the address is 0."""
-    if not out.is_contiguous() or out.nbytes != out.shape[0] * row_bytes:  # it was changed while rows were on their way
+def place_bytes(
+    message: Any, rows: Any, count: int, row_bytes: int, order: bytearray | None, first: int, out: Tensor,
+    skipped: int, front: MessageFront,
+) -> bool | None:  # fmt: skip
+    """Puts the `count` rows of a reply into `out`: row i at order[first + i], or at i where there is no order.
+
+    They are behind the front of `message`, or in `rows` where that is not None. Of the front the first `skipped` bytes
+    may be any. None where the message has another front, or not so many rows.
+    """
+    num_out = out.shape[0]
+    if not out.is_contiguous() or out.nbytes != num_out * row_bytes:  # it was changed while rows were on their way
         return None
-    return _native.place_bytes(rows, count, row_bytes, order, out.data_ptr(), out.shape[0])  # type: ignore[no-any-return]
+    return _native.place_bytes(  # type: ignore[no-any-return]
+        _address(_of_memory(message)), len(message), 0 if rows is None else _address(_of_memory(rows)),
+        0 if rows is None else len(rows), count, row_bytes, 0 if order is None else _address(_of_memory(order)), first,
+        out.data_ptr(), num_out, skipped, *front,
+    )  # fmt: skip
 
 
 def address_of(memory: Any) -> int:
     """Of a writable buffer: a received frame's, or a bytearray's. It must outlive the address."""
-    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    return _address(_of_memory(memory))

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.comm import CODE_OF, HEADER_BYTES, INLINE_BELOW, Header
+from gnnsys.ops import MessageFront, place_bytes
 from gnnsys.store.spec import TableSpec
 
 WIRE_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -39,6 +40,7 @@ ASK_ROWS = struct.Struct("<4B3q5q")
 COUNT_AT = HEADER_BYTES + 4 + 2 * 8  # of row numbers
 IDS_AT = HEADER_BYTES + ASK_ROWS.size
 assert IDS_AT % 8 == 0  # as arrays lie in a first frame
+_COUNT = struct.Struct("<q")
 
 
 class ArrayList:
@@ -68,33 +70,39 @@ class ArrayList:
 
 
 class RowFormat:
-    """How a reply of one message has whole rows of one table."""
+    """How a reply of one message has whole rows of one table.
+
+    Between the header and the rows: dtypes and dimensions of pieces and rows, their sizes, and the pieces.
+    """
 
     def __init__(self, spec: TableSpec) -> None:
-        self._row_shape = spec.row_shape
-        self._kinds = (CODE_OF[torch.int64], 2, CODE_OF[spec.dtype], 1 + len(spec.row_shape))
-        self._struct = struct.Struct(f"<4B{3 + len(spec.row_shape)}q3q")
+        kinds = CODE_OF[torch.int64], 2, CODE_OF[spec.dtype], 1 + len(spec.row_shape)
+        described = struct.pack(f"<4B{6 + len(spec.row_shape)}q", *kinds, 1, 3, 0, *spec.row_shape, 0, 0, 0)
         self.row_bytes = spec.row_size * spec.dtype.itemsize
-        self.rows_at = HEADER_BYTES + self._struct.size
+        self.max_inline = (INLINE_BELOW - 1) // self.row_bytes if self.row_bytes else 0  # rows in the first frame
+        self.front = MessageFront(HEADER_BYTES + 4 + 2 * 8, bytes(HEADER_BYTES) + described)
 
-    def describe(self, count: int) -> bytes:
-        """What stands between the header and the rows of a reply that has `count` of them."""
-        return self._struct.pack(*self._kinds, 1, 3, count, *self._row_shape, 0, 0, count)
+    def describe(self, count: int) -> bytearray:
+        """The first frame of a reply whose rows, `count` of them, are not in it; the header is left out."""
+        front = bytearray(self.front.front)
+        for at in (self.front.count_at, len(front) - _COUNT.size):
+            _COUNT.pack_into(front, at, count)
+        return front
 
-    def is_inline(self, count: int) -> bool:
-        """Whether the rows lie in the first frame."""
-        return count * self.row_bytes < INLINE_BELOW
+    def place(
+        self, header: Header, frames: Sequence[Any], count: int, order: bytearray | None, first: int, out: Tensor
+    ) -> bool:
+        """Puts the rows of a reply that has exactly `count` of them into `out`, see `place_bytes`.
 
-    def find_rows(self, header: Header, frames: Sequence[Any], count: int) -> memoryview | None:
-        """Where the rows are in a received reply that has exactly `count` of them; None where it is any other."""
-        front, size, at = frames[0].buffer, count * self.row_bytes, self.rows_at
-        if header.num_arrays != 2 or header.num_option_bytes or front[HEADER_BYTES:at] != self.describe(count):
-            return None
-        if self.is_inline(count):
-            rows: memoryview | None = front[at:] if len(frames) == 1 else None
-        else:
-            rows = frames[1].buffer if len(frames) == 2 and len(front) == at else None
-        return rows if rows is not None and len(rows) == size else None
+        False, and nothing is put, where it is any other reply.
+        """
+        is_inline = count <= self.max_inline
+        if len(frames) != (1 if is_inline else 2) or header.num_arrays != 2 or header.num_option_bytes:
+            return False
+        rows = None if is_inline else frames[1].buffer
+        return bool(
+            place_bytes(frames[0].buffer, rows, count, self.row_bytes, order, first, out, HEADER_BYTES, self.front)
+        )
 
 
 def read_plan(arrays: Sequence[Tensor], width: int) -> list[list[int]]:

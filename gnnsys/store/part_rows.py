@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.ops import RawRows, fill_uniform, gather_rows, move_rows, update_rows
-from gnnsys.store.message_plan import RowFormat
+from gnnsys.store.message_plan import SMALL_BYTES, SMALL_FILE_ROWS, SMALL_ROWS, RowFormat
 from gnnsys.store.shared_rows import SharedRows
 from gnnsys.store.spec import TableSpec
 
@@ -53,6 +53,13 @@ class PartRows:
     @cached_property
     def reply_format(self) -> RowFormat:
         return RowFormat(self.spec)
+
+    @cached_property
+    def max_small(self) -> int:
+        """The most rows of a message that whoever reads it answers at once."""
+        row_bytes = self.reply_format.row_bytes
+        most = SMALL_FILE_ROWS if self.kind == FILE else SMALL_ROWS
+        return min(most, SMALL_BYTES // row_bytes) if row_bytes else 0
 
     @property
     def dropped(self) -> bool:

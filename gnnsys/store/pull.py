@@ -25,6 +25,8 @@ from gnnsys.store.spec import TableSpec
 
 # What the caller is told when a shard refuses to serve tables.
 Refused = Callable[[Exception, Sequence[TableSpec]], ValueError]
+# What messages say besides what is asked: timeout, priority, path, batch and layer, as in `Client.request`.
+MessageOptions = tuple[float | None, int | None, int | None, int, int]
 
 _END = object()
 
@@ -212,11 +214,9 @@ class RenewedPull(PendingPull):
         return rows
 
 
-def begin(
-    wanted: Sequence[Wanted], machines: Machines, *, priority: int | None, path: int | None, batch: int, layer: int,
-    timeout: float | None, refused: Refused,
-) -> PendingPull:  # fmt: skip
+def begin(wanted: Sequence[Wanted], machines: Machines, of_messages: MessageOptions, refused: Refused) -> PendingPull:
     """Asks every machine for what it alone has, then gathers what is at hand."""
+    timeout, priority, path, batch, layer = of_messages
     asked: dict[int, list[tuple[Target, Located]]] = {}  # by machine
     at_hand = []
     for target, _, runs in wanted:

@@ -10,28 +10,28 @@ import torch
 from torch import Tensor
 
 from gnnsys.comm import CODE_OF, HEADER_BYTES, Header, Reply, ShortReply
-from gnnsys.ops import BufferPool, address_of, gather_bytes
+from gnnsys.ops import BufferPool, MessageFront, address_of, gather_bytes
 from gnnsys.store.message_plan import (
+    ASK_ROWS,
     CHUNK_BYTES,
     IDS_AT,
     MAX_PIECES,
     NONE,
-    SMALL_BYTES,
-    SMALL_FILE_ROWS,
-    SMALL_ROWS,
     WIRE_DTYPES,
     columns_from_wire,
     named_array,
     read_plan,
 )
-from gnnsys.store.part_rows import FILE, PartRows
+from gnnsys.store.part_rows import PartRows
 from gnnsys.store.table import Table
 
-_ASKED = struct.Struct("<4s3q5q")  # as ASK_ROWS
+_ASKED = struct.Struct("<20sqqq24s")  # as ASK_ROWS, with what is always the same left as bytes
 _ID_BYTES = {
-    bytes([CODE_OF[torch.int64], 2, CODE_OF[dtype], 1]): dtype.itemsize for dtype in (torch.int32, torch.int64)
+    ASK_ROWS.pack(CODE_OF[torch.int64], 2, CODE_OF[dtype], 1, 1, 5, *bytes(6))[:20]: dtype.itemsize
+    for dtype in (torch.int32, torch.int64)
 }
-_WHOLE_ROWS = [1, NONE, NONE]  # of array 1, all columns, as they are
+_WHOLE_ROWS = struct.pack("<3q", 1, NONE, NONE)  # of array 1, all columns, as they are
+_NO_FRONT = MessageFront(0, b"")
 
 
 class _Item:
@@ -104,25 +104,16 @@ def answer_small(header: Header, front: memoryview, tables: Mapping[int, Table])
     """The reply to a message that asks for few whole rows of one table; None for every other message."""
     if header.num_arrays != 2 or header.num_option_bytes or len(front) <= IDS_AT:
         return None
-    kinds, num_items, width, count, number, part, *rest = _ASKED.unpack_from(front, HEADER_BYTES)
-    id_bytes = _ID_BYTES.get(kinds)
-    if id_bytes is None or num_items != 1 or width != 5 or rest != _WHOLE_ROWS or count > SMALL_ROWS:
+    described, count, number, part, whole = _ASKED.unpack_from(front, HEADER_BYTES)
+    id_bytes, table = _ID_BYTES.get(described), tables.get(number)
+    if id_bytes is None or table is None or whole != _WHOLE_ROWS or len(front) != IDS_AT + count * id_bytes:
         return None
-    table = tables.get(number)
-    rows = None if table is None else table.parts.get(part)
-    if rows is None or len(front) != IDS_AT + count * id_bytes or rows.dropped:
+    rows = table.parts.get(part)
+    if rows is None or not 0 < count <= rows.max_small or rows.dropped:
         return None
-    if count > SMALL_FILE_ROWS and rows.kind == FILE:
-        return None
-    form = rows.reply_format
-    if not 0 < count * form.row_bytes <= SMALL_BYTES:
-        return None
-    is_inline = form.is_inline(count)
-    ids = address_of(front) + IDS_AT
-    gathered = gather_bytes(rows.raw, ids, id_bytes, count, form.rows_at if is_inline else 0)
-    if gathered is None:
-        return None
-    if is_inline:
-        gathered[HEADER_BYTES : form.rows_at] = form.describe(count)
-        return ShortReply([gathered], 2)
-    return ShortReply([bytearray(HEADER_BYTES) + form.describe(count), np.frombuffer(gathered, np.uint8)], 2)
+    form, ids = rows.reply_format, address_of(front) + IDS_AT
+    if count <= form.max_inline:
+        gathered = gather_bytes(rows.raw, ids, id_bytes, count, form.front)
+        return None if gathered is None else ([gathered], 2)
+    gathered = gather_bytes(rows.raw, ids, id_bytes, count, _NO_FRONT)
+    return None if gathered is None else ([form.describe(count), np.frombuffer(gathered, np.uint8)], 2)

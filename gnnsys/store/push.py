@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.comm import FRAME_BYTES, RemoteError
-from gnnsys.ops import move_rows
+from gnnsys.ops import BufferPool, move_rows
 from gnnsys.store.candidates import Located
 from gnnsys.store.machines import ShardReply
 from gnnsys.store.message_plan import PUSH_MODES, ArrayList
@@ -71,7 +71,7 @@ class PendingPush:
 
 
 def push_messages(
-    spec: TableSpec, runs: Sequence[Located], rows: Tensor, mode: str
+    spec: TableSpec, runs: Sequence[Located], rows: Tensor, mode: str, buffers: BufferPool
 ) -> Iterator[tuple[int, list[Tensor]]]:
     """The part each message is for, and its arrays. Rows are copied: the caller may change its own at once."""
     row_bytes = max(1, spec.row_size * rows.element_size())
@@ -80,13 +80,13 @@ def push_messages(
         for begin in range(0, run.local.numel(), per_message):
             arrays, plan = ArrayList(), []
             end = min(begin + per_message, run.local.numel())
-            for ids, piece in _pieces(run, rows, begin, end, max(1, FRAME_BYTES // row_bytes)):
+            for ids, piece in _pieces(run, rows, begin, end, max(1, FRAME_BYTES // row_bytes), buffers):
                 plan.append((spec.number, run.part, arrays.add(ids), arrays.add(piece), code))
             yield run.part, arrays.with_plan(plan, 5)
 
 
 def step_messages(
-    spec: TableSpec, runs: Sequence[Located], grads: Tensor, machine_of_part: Sequence[int]
+    spec: TableSpec, runs: Sequence[Located], grads: Tensor, machine_of_part: Sequence[int], buffers: BufferPool
 ) -> Iterator[tuple[int, list[Tensor]]]:
     """One message for every machine that has rows of the table, with gradients or without."""
     of_part = {run.part: run for run in runs}
@@ -96,22 +96,24 @@ def step_messages(
         arrays, plan = ArrayList(), []
         for part in (p for p, owner in enumerate(machine_of_part) if owner == machine and p in of_part):
             run = of_part[part]
-            for ids, piece in _pieces(run, grads, 0, run.local.numel(), per_piece):
+            for ids, piece in _pieces(run, grads, 0, run.local.numel(), per_piece, buffers):
                 plan.append((part, arrays.add(ids), arrays.add(piece)))
         if any(spec.part_shape(part)[0] for part, owner in enumerate(machine_of_part) if owner == machine):
             yield machine, arrays.with_plan(plan, 3)
 
 
-def _pieces(run: Located, rows: Tensor, begin: int, end: int, per_piece: int) -> Iterator[tuple[Tensor, Tensor]]:
+def _pieces(
+    run: Located, rows: Tensor, begin: int, end: int, per_piece: int, buffers: BufferPool
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Row numbers and rows from `begin` to `end` of a run, in order. A piece of one frame is not copied there."""
     for first in range(begin, end, per_piece):
         ids = run.local[first : min(first + per_piece, end)]
-        yield ids, _rows_of(run, rows, first, ids.numel())
+        yield ids, _rows_of(run, rows, first, ids.numel(), buffers)
 
 
-def _rows_of(run: Located, rows: Tensor, first: int, count: int) -> Tensor:
+def _rows_of(run: Located, rows: Tensor, first: int, count: int, buffers: BufferPool) -> Tensor:
     """A copy of some of a run's rows, in order."""
+    out = buffers.empty((count, *rows.shape[1:]), rows.dtype)
     if run.order is None:
-        return rows[first : first + count].clone(memory_format=torch.contiguous_format)
-    out = torch.empty((count, *rows.shape[1:]), dtype=rows.dtype, device="cpu")
+        return out.copy_(rows[first : first + count])
     return move_rows(rows.contiguous(), out, index=run.order[first : first + count])

@@ -9,7 +9,8 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,12 +26,12 @@ from gnnsys.store.machines import ORDER_SECONDS, AllMachines, Machines, reply_of
 from gnnsys.store.message_plan import PUSH_MODES, SMALL_ROWS, unknown_table
 from gnnsys.store.outbox import Outbox
 from gnnsys.store.part_rows import SHARD, Outdated, PartRows
-from gnnsys.store.pull import PendingPull, Pull, RenewedPull, Target, Wanted, begin
+from gnnsys.store.pull import MessageOptions, PendingPull, Pull, RenewedPull, Target, Wanted, begin
 from gnnsys.store.push import PendingPush, push_messages, step_messages
 from gnnsys.store.row_optimizers import check_optimizer, state_names
 from gnnsys.store.shard import Shard
 from gnnsys.store.shared_rows import SharedRows
-from gnnsys.store.small_pull import SmallTable, StartPull
+from gnnsys.store.small_pull import SmallTable
 from gnnsys.store.source import check_policy
 from gnnsys.store.spec import TableSpec, check_new, even_bounds
 
@@ -256,18 +257,15 @@ class Store:
         dropped and made anew since this process looked at it is looked at again. What messages say of `priority`,
         `path` and `batch` is as in `Client.request`: left out, it is the current `RequestContext`'s.
         """
-        of_messages: dict[str, Any] = {
-            "priority": priority, "path": path, "batch": batch, "layer": layer, "timeout": timeout,
-        }  # fmt: skip
-
-        start = StartPull(self._pull, pulls, of_messages, self._refused)
+        of_messages = timeout, priority, path, batch, layer
+        start = partial(self._pull, pulls, of_messages)
         try:
-            small = self._small_pull(pulls[0], start) if len(pulls) == 1 else None
+            small = self._small_pull(pulls[0], of_messages, start) if len(pulls) == 1 else None
             return RenewedPull(start(), start) if small is None else small
         except Outdated:
             return start()
 
-    def _pull(self, pulls: Sequence[Pull], of_messages: Mapping[str, Any]) -> PendingPull:
+    def _pull(self, pulls: Sequence[Pull], of_messages: MessageOptions) -> PendingPull:
         found: dict[tuple[int, tuple[int, ...]], list[Located]] = {}
         held: dict[int, Tensor] = {}  # the ids as they are looked up
         wanted = []
@@ -288,13 +286,15 @@ class Store:
             runs = [run.elsewhere(candidates[run.part], serving[run.part]) for run in runs]
             wanted.append(Wanted(target, ids, runs))
         try:
-            return begin(wanted, self._machines, refused=self._refused, **of_messages)
+            return begin(wanted, self._machines, of_messages, self._refused)
         except Outdated:
             raise
         except ValueError as error:
             raise self._refused(error, [target.spec for target, _, _ in wanted]) from error
 
-    def _small_pull(self, pull: Pull, start: StartPull) -> PendingPull | None:
+    def _small_pull(
+        self, pull: Pull, of_messages: MessageOptions, start: Callable[[], PendingPull]
+    ) -> PendingPull | None:
         """A pull of few whole rows, begun; None where the ordinary way is to do it."""
         name, ids, out = pull.table, pull.ids, pull.out
         table = self._small_tables.get(name)
@@ -302,12 +302,12 @@ class Store:
             if ids.numel() > SMALL_ROWS:
                 return None
             self._outbox.wait(name)
-            table = self._small_tables[name] = SmallTable(*self._known(name), self._machines)
+            table = self._small_tables[name] = SmallTable(*self._known(name), self._machines, self._refused)
         if (
             ids.numel() > table.max_rows
             or not (pull.columns is pull.wire_dtype is pull.at is pull.policy is None)
             or self.policy is not nearest
-            or any([rows.outdated for rows in table.at_hand])
+            or (table.at_hand and any([rows.outdated for rows in table.at_hand]))
         ):
             return None
         self._outbox.wait(name)
@@ -315,7 +315,7 @@ class Store:
             out = torch.empty((ids.numel(), *table.spec.row_shape), dtype=table.spec.dtype, device="cpu")
         if not table.fits(ids, out):
             return None
-        return table.begin(ids, out, start)
+        return table.begin(ids, out, of_messages, start)
 
     # Writing
 
@@ -328,7 +328,7 @@ class Store:
             raise ValueError(f"mode must be one of {list(PUSH_MODES)}, got {mode!r}")
         spec, candidates = self._known(name)
         ids, rows = checked_rows(spec, ids, rows)
-        messages = push_messages(spec, locate(ids, spec, candidates), rows, mode)
+        messages = push_messages(spec, locate(ids, spec, candidates), rows, mode, self._buffers)
         return self._outbox.send(spec, Kind.PUSH, ((self.machine_of_part[part], arrays) for part, arrays in messages))
 
     def step(
@@ -348,7 +348,7 @@ class Store:
         ids, grads = checked_rows(spec, ids, grads)
         options = {"table": spec.number, "world_size": self.world_size, "optimizer": dict(optimizer)}
         options |= {"is_gradient": is_gradient, "skip": skip, "problem": problem}
-        messages = step_messages(spec, locate(ids, spec, candidates), grads, self.machine_of_part)
+        messages = step_messages(spec, locate(ids, spec, candidates), grads, self.machine_of_part, self._buffers)
         self._look_up_steps(spec)
         return self._outbox.send(spec, Kind.STEP, messages, options, timeout)
 

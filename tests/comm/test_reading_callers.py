@@ -116,6 +116,34 @@ def test_the_client_reads_again_when_the_caller_has_its_reply():
         until(unawaited.done)
 
 
+def test_replies_that_nobody_waits_for_are_read_after_a_caller_has_left_a_quiet_socket():
+    """By the thread, which does not look by itself for as long as this test runs."""
+    held, seldom = Held(), {"resend_after": DEADLINE, "ping_interval": DEADLINE, "lost_after": 2 * DEADLINE}
+    with (
+        Server({Kind.PULL: held}) as server,
+        NotingClient({0: server.endpoints[0]}, sender=0, incarnation=1, **seldom) as client,
+    ):
+        opens = ask(client, "opens the connection")
+        held.answer("opens the connection")
+        until(opens.done)
+        for number in range(10):
+            awaited, meanwhile = ask(client, f"awaited {number}"), None
+            leading = in_thread("leader", lambda pending=awaited: name_in(pending))
+            until(lambda: socket_of(client).is_led)
+            if number % 2:
+                meanwhile = ask(client, f"meanwhile {number}")
+            held.answer(f"awaited {number}")
+            assert leading.result(DEADLINE) == f"awaited {number}"
+            assert number % 2 or not socket_of(client)._wakes_thread
+            if meanwhile is not None:
+                held.answer(f"meanwhile {number}")
+                until(meanwhile.done)
+            later = ask(client, f"later {number}")
+            held.answer(f"later {number}")
+            until(later.done)
+            assert client.readers[awaited.request_id] == "leader"
+
+
 def test_a_caller_whose_time_is_over_leaves_and_the_reply_is_read_without_it():
     held = Held()
     with joined({Kind.PULL: held}) as (_, client):

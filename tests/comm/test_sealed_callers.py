@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from gnnsys.comm import Keys, Kind, Reply, Request, ShortReply, wire
+from gnnsys.comm import Keys, Kind, Reply, Request, wire
 from gnnsys.comm.client_quotas import SendWindow
 from gnnsys.comm.lane_agreements import LaneAgreements
 from tests.comm.endpoints import DEADLINE, joined, until
@@ -85,7 +85,7 @@ def test_replies_from_bytes_count_as_bytes_that_a_client_has_not_taken(keys, mon
     def short(header, front):
         answered.append(header.request_id)
         frames = wire.encode(header, [torch.from_numpy(rows.copy())], None, wire.Limits())
-        return ShortReply([bytearray(frames[0]), *frames[1:]], 1)
+        return [bytearray(frames[0]), *frames[1:]], 1
 
     with joined({Kind.PULL: echo}, keys=keys, short={Kind.PULL: short}) as (_, client):
         while len(answered) < 3:  # one that comes right behind another is handed over

@@ -30,7 +30,7 @@ class Short:
         self.num_short += 1
         frames = wire.encode(header, [torch.tensor([7])], None, Limits())
         assert isinstance(frames[0], bytes)
-        return ShortReply([bytearray(frames[0])], 1)
+        return [bytearray(frames[0])], 1
 
     def handle(self, request: Request) -> Reply:
         if request.options.get("fails"):

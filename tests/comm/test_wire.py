@@ -211,7 +211,7 @@ def test_headers_that_are_put_into_place_are_those_of_the_other_functions():
     front = wire.encode(header, [torch.arange(3)], None, Limits())[0]
     for served_us in (0, 12, 1 << 40):
         reply = bytearray(b"x" * 200)
-        wire.put_reply(reply, memoryview(front), served_us, 2)
+        wire.put_reply(reply, wire.read_header(front, Limits()), served_us, 2)
         wanted = bytearray(b"x" * 200)
         wire.put_header(wanted, wire.reply_header(header, served_us=served_us), 2)
         assert reply == wanted

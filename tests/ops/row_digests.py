@@ -9,7 +9,17 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from gnnsys.ops import CSC, dropout_rows, edge_softmax, gat_aggregate, gather_rows, sddmm, spmm
+from gnnsys.ops import (
+    CSC,
+    dropout_rows,
+    edge_softmax,
+    gat_aggregate,
+    gather_rows,
+    sddmm,
+    sparse_adagrad_step,
+    sparse_adam_step,
+    spmm,
+)
 from tests.ops.graphs import random_csc
 
 WIDTHS = [*range(1, 20), 24, 31, 32, 33, 48, 63, 64, 65, 96, 100, 112, 127, 128, 129, 160, 256, 260]
@@ -40,7 +50,22 @@ def make_digests() -> dict[str, str]:
             for other in DTYPES:
                 odd = ODD.to(dtype).repeat(width // len(ODD) + 1)[:width]
                 note("cast", gather_rows(torch.cat([x, odd[None]]), torch.arange(41), dtype=other))
+    for width in WIDTHS:
+        _step(width, note)
     return {op: found.hexdigest() for op, found in sorted(hashes.items())}
+
+
+def _step(width: int, note: Callable[[str, Tensor], None]) -> None:
+    """Two ranks with rows in common, three times."""
+    ids = [torch.arange(20), torch.arange(10, 25)]
+    grads = [rows(each.numel(), width, dtype=torch.float32, seed=7) for each in ids]
+    grads[0][3] = ODD.repeat(width // len(ODD) + 1)[:width]
+    x, first, second = rows(30, width, dtype=torch.float32, seed=8), torch.zeros(30, width), torch.zeros(30, width)
+    for _ in range(3):
+        sparse_adam_step(x, first, second, ids, grads, ranks=3, step_size=1e-3, betas=(0.9, 0.999), eps=1e-8)
+        sparse_adagrad_step(x, second, ids, grads, ranks=2, step_size=1e-2, eps=1e-10)
+        for result in (x, first, second):
+            note("optimizer steps", result)
 
 
 def _aggregate(csc: CSC, width: int, dtype: torch.dtype, note: Callable[[str, Tensor], None]) -> None:

@@ -197,8 +197,9 @@ def from_bytes(shard: Shard, front: bytes) -> Any:
     reply = shard.answer_small(header, memoryview(bytearray(front)))
     if reply is None:
         return None
-    wire.put_header(reply.frames[0], wire.reply_header(header), reply.num_arrays)
-    return [bytes(frame) for frame in reply.frames]
+    frames, num_arrays = reply
+    wire.put_header(frames[0], wire.reply_header(header), num_arrays)
+    return [bytes(frame) for frame in frames]
 
 
 def request_for(table: TableSpec, part: int, ids: torch.Tensor, **header: Any) -> bytes:

@@ -69,17 +69,54 @@ void store_id(char* ids, int64_t id_bytes, int64_t i, int64_t id) {
   }
 }
 
-// split_ids(ids, id_bytes, size, bounds, num_parts, local_bytes) -> (counts, order, local), or None for an id out of
-// range: as bucket_ids, with `counts` a tuple, `order` (int64) and `local` bytearrays. Without order where all ids are
-// of one part.
+// Writes the beginning of a message into `out`: `front`, with a number of rows at `count_at` and, where `twice`, in its
+// last eight bytes.
+void put_front(char* out, const char* front, int64_t size, int64_t count_at, int64_t count, bool twice) {
+  std::memcpy(out, front, static_cast<size_t>(size));
+  store_id(out + count_at, 8, 0, count);
+  if (twice) {
+    store_id(out + size - 8, 8, 0, count);
+  }
+}
+
+// The bytes of a message's beginning that has room for `count_at`; false with a Python error where it is none.
+bool read_front(PyObject* given, int64_t count_at, char** front, int64_t* size) {
+  Py_ssize_t length = 0;
+  if (PyBytes_AsStringAndSize(given, front, &length) != 0) {
+    return false;
+  }
+  *size = length;
+  if (length != 0 && count_at + 8 > length) {
+    PyErr_SetString(PyExc_ValueError, "no room for the number of rows");
+    return false;
+  }
+  return true;
+}
+
+// The ids of one part: where they begin among those grouped by part, and how many there are.
+PyObject* make_run(int64_t part, int64_t first, int64_t count, PyObject* message) {
+  return message == nullptr ? nullptr
+                            : Py_BuildValue("(LLLN)", static_cast<long long>(part), static_cast<long long>(first),
+                                            static_cast<long long>(count), message);
+}
+
+// split_ids(ids, id_bytes, size, bounds, num_parts, local_bytes, count_at, fronts) -> (runs, order), or None for an id
+// out of range. As bucket_ids, for parts that have some: (part, first, count, message), where the message is the part's
+// entry of `fronts` (bytes), with the count at count_at, and the ids behind it; of an empty entry the ids alone. `order`
+// is a bytearray of int64, or None where all ids are of one part.
 PyObject* split_ids(PyObject* const* args, Py_ssize_t num_args) {
-  std::array<int64_t, 6> given;
-  if (!read_numbers(args, num_args, given)) {
+  std::array<int64_t, 7> given;
+  if (!read_numbers(args, num_args - 1, given)) {
     return nullptr;
   }
-  const auto [address, id_bytes, size, bounds_address, num_parts, local_bytes] = given;
+  const auto [address, id_bytes, size, bounds_address, num_parts, local_bytes, count_at] = given;
+  PyObject* const fronts = args[given.size()];
   const char* const ids = pointer<const char>(address);
   const auto* const bounds = pointer<const int64_t>(bounds_address);
+  if (!PyTuple_Check(fronts) || PyTuple_Size(fronts) != num_parts) {
+    PyErr_SetString(PyExc_TypeError, "fronts must be a tuple with an entry for each part");
+    return nullptr;
+  }
   std::vector<int64_t> next(static_cast<size_t>(num_parts + 1), 0);
   std::vector<int32_t> part(static_cast<size_t>(size));
   for (int64_t i = 0; i < size; ++i) {
@@ -91,58 +128,70 @@ PyObject* split_ids(PyObject* const* args, Py_ssize_t num_args) {
     part[static_cast<size_t>(i)] = static_cast<int32_t>(found);
     ++next[static_cast<size_t>(found + 1)];
   }
-  bool is_one = false;
-  PyObject* const counts = PyTuple_New(num_parts);
-  for (int64_t p = 0; p < num_parts && counts != nullptr; ++p) {
-    const int64_t count = next[static_cast<size_t>(p + 1)];
-    is_one = is_one || count == size;
-    PyObject* const number = PyLong_FromLongLong(count);
-    if (number == nullptr || PyTuple_SetItem(counts, p, number) != 0) {
-      Py_DECREF(counts);
-      return nullptr;
+  std::vector<char*> local(static_cast<size_t>(num_parts), nullptr);  // where a part's next id goes
+  PyObject* const runs = PyList_New(0);
+  bool is_made = runs != nullptr;
+  for (int64_t p = 0; p < num_parts && is_made; ++p) {
+    const auto at = static_cast<size_t>(p);
+    const int64_t count = next[at + 1];
+    if (count != 0) {
+      char* front = nullptr;
+      int64_t front_bytes = 0;
+      is_made = read_front(PyTuple_GetItem(fronts, p), count_at, &front, &front_bytes);
+      PyObject* const message =
+          is_made ? PyByteArray_FromStringAndSize(nullptr, front_bytes + count * local_bytes) : nullptr;
+      if (message != nullptr) {
+        local[at] = PyByteArray_AsString(message) + front_bytes;
+        if (front_bytes != 0) {
+          put_front(local[at] - front_bytes, front, front_bytes, count_at, count, /*twice=*/false);
+        }
+      }
+      PyObject* const run = make_run(p, next[at], count, message);
+      is_made = run != nullptr && PyList_Append(runs, run) == 0;
+      Py_XDECREF(run);
     }
+    next[at + 1] += next[at];
   }
-  PyObject* const local = PyByteArray_FromStringAndSize(nullptr, size * local_bytes);
-  PyObject* const order = is_one ? none() : PyByteArray_FromStringAndSize(nullptr, size * 8);
-  if (counts == nullptr || local == nullptr || order == nullptr) {
-    Py_XDECREF(counts);
-    Py_XDECREF(local);
-    Py_XDECREF(order);
+  const bool is_one = is_made && PyList_Size(runs) <= 1;
+  PyObject* const order = !is_made ? nullptr : is_one ? none() : PyByteArray_FromStringAndSize(nullptr, size * 8);
+  if (order == nullptr) {
+    Py_XDECREF(runs);
     return nullptr;
   }
-  char* const local_out = PyByteArray_AsString(local);
   char* const order_out = is_one ? nullptr : PyByteArray_AsString(order);
-  for (int64_t p = 0; p < num_parts; ++p) {
-    next[static_cast<size_t>(p + 1)] += next[static_cast<size_t>(p)];
-  }
   for (int64_t i = 0; i < size; ++i) {
     const auto p = static_cast<size_t>(part[static_cast<size_t>(i)]);
-    const int64_t at = next[p]++;
-    store_id(local_out, local_bytes, at, load_id(ids, id_bytes, i) - bounds[p]);
+    store_id(local[p], local_bytes, 0, load_id(ids, id_bytes, i) - bounds[p]);
+    local[p] += local_bytes;
     if (order_out != nullptr) {
-      store_id(order_out, 8, at, i);
+      store_id(order_out, 8, next[p]++, i);
     }
   }
-  PyObject* const result = PyTuple_Pack(3, counts, order, local);
-  Py_DECREF(counts);
-  Py_DECREF(order);
-  Py_DECREF(local);
-  return result;
+  return Py_BuildValue("(NN)", runs, order);
 }
 
-// gather_bytes(rows, num_rows, row_bytes, versions, ids, id_bytes, size, room) -> bytearray of `room` bytes, which the
-// caller fills, and the rows of the ids behind them; None for an id out of range, or a row that is being written.
+// gather_bytes(rows, num_rows, row_bytes, versions, ids, id_bytes, size, count_at, front) -> bytearray of `front` (bytes),
+// with the number of rows at count_at and at its end, and the rows of the ids behind it; None for an id out of range, or
+// a row that is being written.
 PyObject* gather_bytes(PyObject* const* args, Py_ssize_t num_args) {
   std::array<int64_t, 8> given;
-  if (!read_numbers(args, num_args, given)) {
+  if (!read_numbers(args, num_args - 1, given)) {
     return nullptr;
   }
-  const auto [rows_address, num_rows, row_bytes, versions_address, ids_address, id_bytes, size, room] = given;
-  PyObject* const result = PyByteArray_FromStringAndSize(nullptr, room + size * row_bytes);
+  const auto [rows_address, num_rows, row_bytes, versions_address, ids_address, id_bytes, size, count_at] = given;
+  char* front = nullptr;
+  int64_t front_bytes = 0;
+  if (!read_front(args[given.size()], count_at, &front, &front_bytes)) {
+    return nullptr;
+  }
+  PyObject* const result = PyByteArray_FromStringAndSize(nullptr, front_bytes + size * row_bytes);
   if (result == nullptr) {
     return nullptr;
   }
-  char* const out = PyByteArray_AsString(result) + room;
+  char* const out = PyByteArray_AsString(result) + front_bytes;
+  if (front_bytes != 0) {
+    put_front(out - front_bytes, front, front_bytes, count_at, size, /*twice=*/true);
+  }
   const char* const rows = pointer<const char>(rows_address);
   const char* const ids = pointer<const char>(ids_address);
   const Versions versions(pointer<uint32_t>(versions_address), kShortPatience);
@@ -173,32 +222,55 @@ PyObject* gather_bytes(PyObject* const* args, Py_ssize_t num_args) {
   return result;
 }
 
-// place_bytes(from, size, row_bytes, order, out, num_out): row i goes to row order[i] of `out`, or to row i where order
-// is 0. True, or None for an order out of range.
+// Whether `size` bytes begin as gather_bytes would write it with this front, but for the first `skipped` of them.
+bool begins_with(const char* bytes, int64_t size, const char* front, int64_t front_bytes, int64_t skipped,
+                 int64_t count_at, int64_t count) {
+  const int64_t end = front_bytes - 8;
+  const auto is_same = [=](int64_t first, int64_t last) {
+    return std::memcmp(bytes + first, front + first, static_cast<size_t>(last - first)) == 0;
+  };
+  return size >= front_bytes && skipped <= count_at && count_at + 8 <= end && load_id(bytes + count_at, 8, 0) == count &&
+         load_id(bytes + end, 8, 0) == count && is_same(skipped, count_at) && is_same(count_at + 8, end);
+}
+
+// place_bytes(message, message_bytes, rows, num_bytes, size, row_bytes, order, first, out, num_out, skipped, count_at,
+// front): the message is one that gather_bytes has written with this front, whose first `skipped` bytes may be any; its
+// rows are behind that or, where `rows` is not 0, there. Row i goes to row order[first + i] of `out` (int64), or to row
+// i where the address of order is 0. True; None for another message or an order out of range.
 PyObject* place_bytes(PyObject* const* args, Py_ssize_t num_args) {
-  std::array<int64_t, 6> given;
-  if (!read_numbers(args, num_args, given)) {
+  std::array<int64_t, 12> given;
+  if (!read_numbers(args, num_args - 1, given)) {
     return nullptr;
   }
-  const auto [from_address, size, row_bytes, order_address, out_address, num_out] = given;
-  const char* const from = pointer<const char>(from_address);
+  const auto [message_address, message_bytes, rows_address, num_bytes, size, row_bytes, order_address, first,
+              out_address, num_out, skipped, count_at] = given;
+  char* front = nullptr;
+  int64_t front_bytes = 0;
+  if (!read_front(args[given.size()], count_at, &front, &front_bytes)) {
+    return nullptr;
+  }
+  const char* const message = pointer<const char>(message_address);
+  const bool is_inside = rows_address == 0;
+  const char* const from = is_inside ? message + front_bytes : pointer<const char>(rows_address);
   const char* const order = pointer<const char>(order_address);
   char* const out = pointer<char>(out_address);
-  if (size > num_out) {
+  const int64_t left = message_bytes - front_bytes;
+  if (size > num_out || (is_inside ? left : num_bytes) != size * row_bytes || (!is_inside && left != 0) ||
+      !begins_with(message, message_bytes, front, front_bytes, skipped, count_at, size)) {
     return none();
   }
   if (order == nullptr) {
     std::memcpy(out, from, static_cast<size_t>(size * row_bytes));
   } else {
     for (int64_t i = 0; i < size; ++i) {
-      const int64_t to = load_id(order, 8, i);
+      const int64_t to = load_id(order, 8, first + i);
       if (to < 0 || to >= num_out) {
         return none();
       }
     }
     const CopyBytes copy{row_bytes};
     for (int64_t i = 0; i < size; ++i) {
-      copy(out, load_id(order, 8, i), from, i);
+      copy(out, load_id(order, 8, first + i), from, i);
     }
   }
   Py_INCREF(Py_True);

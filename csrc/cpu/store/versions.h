@@ -56,6 +56,23 @@ class Versions {
   // Several threads may write rows of one block: the odd counter keeps them apart. They all live in one process, and
   // none of them waits for anything while it holds one. False, with nothing held, when that took too long.
   bool begin_write(int64_t row) const {
+    if (!hold(row)) {
+      return false;
+    }
+    begin_writes();
+    return true;
+  }
+
+  void end_write(int64_t row) const {
+    if (words_ != nullptr) {
+      uint32_t* const word = words_ + (row >> kShift);  // nobody else changes it while it is odd
+      __atomic_store_n(word, __atomic_load_n(word, __ATOMIC_RELAXED) + 1, __ATOMIC_RELEASE);
+    }
+  }
+
+  // begin_write in two steps, for who writes a row in several tables: all of them are held, in their order, and then
+  // written. A fence waits for all writes before it, so there is one.
+  bool hold(int64_t row) const {
     if (words_ == nullptr) {
       return true;
     }
@@ -64,17 +81,14 @@ class Versions {
       uint32_t before = __atomic_load_n(word, __ATOMIC_RELAXED);
       if ((before & 1) == 0 && __atomic_compare_exchange_n(word, &before, before + 1, /*weak=*/true, __ATOMIC_ACQUIRE,
                                                            __ATOMIC_RELAXED)) {
-        fence<__ATOMIC_RELEASE>();  // the counter is seen odd before any byte of the row changes
         return true;
       }
     }
     return false;
   }
 
-  void end_write(int64_t row) const {
-    if (words_ != nullptr) {
-      __atomic_fetch_add(words_ + (row >> kShift), 1, __ATOMIC_RELEASE);
-    }
+  static void begin_writes() {
+    fence<__ATOMIC_RELEASE>();  // the counters are seen odd before any byte of a row changes
   }
 
  private:

@@ -98,6 +98,39 @@ struct CastKernel {
   void (*cast)(To* out, const From* in, int64_t size);
 };
 
+// What Adam's step of a row takes: 1 - beta1, 1 - beta2, eps and the negative step size.
+struct AdamRates {
+  float rest1;
+  float rest2;
+  float eps;
+  float negative;
+};
+
+struct AdagradRates {
+  float eps;
+  float negative;
+};
+
+// A row, its states, and its gradient.
+struct AdamRow {
+  float* x;
+  float* first;
+  float* second;
+  const float* grad;
+};
+
+struct AdagradRow {
+  float* x;
+  float* squares;
+  const float* grad;
+};
+
+// Change a row of `size` values and its states in place, and ask memory for one that comes soon. See sparse_step.cpp.
+struct StepKernels {
+  void (*adam)(const AdamRow& row, const AdamRow& next, int64_t size, const AdamRates& rates);
+  void (*adagrad)(const AdagradRow& row, const AdagradRow& next, int64_t size, const AdagradRates& rates);
+};
+
 struct Kernels : NeighborKernels<float, int32_t>,
                  NeighborKernels<float, int64_t>,
                  NeighborKernels<double, int32_t>,
@@ -117,7 +150,8 @@ struct Kernels : NeighborKernels<float, int32_t>,
                  CastKernel<BFloat16, float>,
                  CastKernel<BFloat16, Half>,
                  CastKernel<Half, float>,
-                 CastKernel<Half, BFloat16> {
+                 CastKernel<Half, BFloat16>,
+                 StepKernels {
   // Copies a multiple of 64 bytes past the cache, to an address that is a multiple of vector_bytes (x86-64 alone).
   void (*stream)(char* out, const char* in, int64_t bytes);
   int64_t vector_bytes;

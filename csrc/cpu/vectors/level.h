@@ -21,6 +21,7 @@ constexpr int kMostWhole = kMostVectors == 16 || GNNSYS_VECTOR_BYTES == 64 ? 16 
 #include "cpu/vectors/ahead.h"
 #include "cpu/vectors/dot.h"
 #include "cpu/vectors/extreme.h"
+#include "cpu/vectors/step.h"
 #include "cpu/vectors/sum.h"
 #include "cpu/vectors/sum_rows.h"
 
@@ -48,7 +49,8 @@ extern const Kernels all_kernels = {
     {cast<float, BFloat16>},                  {cast<float, Half>},
     {cast<BFloat16, float>},                  {cast<BFloat16, Half>},
     {cast<Half, float>},                      {cast<Half, BFloat16>},
-    stream,                                   GNNSYS_VECTOR_BYTES,
+    {adam, adagrad},                          stream,
+    GNNSYS_VECTOR_BYTES,
 };
 
 }  // namespace GNNSYS_LEVEL
