@@ -59,9 +59,8 @@ class IdTable {
     const uint64_t folded = id ^ (id >> 32);
     return folded * 0x9E3779B97F4A7C15ull >> shift_;
   }
-  // Reads the slot ahead of its use. A real load, not a prefetch instruction: independent loads overlap as far as the
-  // processor can, while prefetches were measured at twice their cost.
-  uint64_t touch(uint64_t home) const { return *reinterpret_cast<const uint64_t*>(slots_ + home); }
+  // For reading a slot ahead of its use.
+  uint64_t first_word(uint64_t home) const { return *reinterpret_cast<const uint64_t*>(slots_ + home); }
 
   // The slot that holds id, or the empty one where it goes.
   Slot* find(uint64_t id, uint64_t home) {

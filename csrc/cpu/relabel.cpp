@@ -6,6 +6,7 @@
 #include "common/parallel.h"
 #include "common/register.h"
 #include "common/tensors.h"
+#include "cpu/far_reads.h"
 #include "cpu/id_table.h"
 
 #include <algorithm>
@@ -17,7 +18,7 @@ namespace gnnsys {
 namespace {
 
 constexpr int64_t kIdsPerThread = 16384;
-constexpr int64_t kGroup = 256;  // ids whose slots are fetched together
+constexpr int64_t kGroup = 512;  // ids whose slots are fetched together
 
 void check_table(const Tensor& table) {
   check_vector(table, "table");
@@ -53,18 +54,13 @@ void check_ids_fit(const id_t* ids, int64_t size, bool wide) {
   CHECK_ARG(low >= 0 && high < bound, "ids must be in [0, ", bound, "), got ", low < 0 ? low : high);
 }
 
-// Makes the compiler believe that a value is used.
-inline void keep(uint64_t value) { asm volatile("" : : "r"(value)); }
-
 // Homes of a group of ids, with their slots read ahead of their use.
 template <typename Table, typename id_t>
 void fetch_group(const Table& table, const id_t* ids, int64_t n, uint64_t* homes) {
-  uint64_t touched = 0;
   for (int64_t j = 0; j < n; ++j) {
     homes[j] = table.home(static_cast<uint64_t>(ids[j]));
-    touched += table.touch(homes[j]);
   }
-  keep(touched);
+  touch_far(n, [&](int64_t j) { return table.first_word(homes[j]); });
 }
 
 // visit(i, slot) for each id in order.
