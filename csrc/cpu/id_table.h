@@ -53,6 +53,7 @@ class IdTable {
   int64_t count() const { return words_[1]; }
   void set_count(int64_t count) { words_[1] = count; }
   int64_t max_count() const { return gnnsys::max_count(words_[0]); }
+  bool overflowed() const { return words_[2] != 0; }
   void set_overflowed() { words_[2] = 1; }
 
   uint64_t home(uint64_t id) const {

@@ -243,12 +243,9 @@ std::tuple<Tensor, Tensor, Tensor> sample_parts(std::vector<Tensor> indptr, std:
     });
   });
   faults.raise();
-  offset[0] = 0;
-  for (int64_t i = 0; i < num_seeds; ++i) {
-    offset[i + 1] += offset[i];
-  }
-  Tensor neighbors = empty_cpu({offset[num_seeds]}, wide ? ScalarType::Long : ScalarType::Int);
-  Tensor edges = empty_cpu({offset[num_seeds]}, ScalarType::Long);
+  const int64_t total = prefix_sum(offset, num_seeds);
+  Tensor neighbors = empty_cpu({total}, wide ? ScalarType::Long : ScalarType::Int);
+  Tensor edges = empty_cpu({total}, ScalarType::Long);
   bool whole = true;
   dispatch_ids(halo[0], [&](auto halo_id) {
     const auto names = make_names<decltype(halo_id)>(bounds, indices, halo);

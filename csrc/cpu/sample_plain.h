@@ -3,6 +3,7 @@
 #pragma once
 
 #include "common/parallel.h"
+#include "common/tensors.h"
 #include "cpu/choose.h"
 #include "cpu/choose_lanes.h"
 #include "cpu/far_reads.h"
@@ -34,6 +35,15 @@ void count_plain(const Request<id_t>& q, Row* rows, int64_t* offsets, Faults* fa
       offsets[i + 1] = good ? q.count(rows[i].degree()) : 0;
     }
   });
+}
+
+// counts -> offsets, in place: offsets[0] = 0, offsets[i + 1] holds the count of seed i. Returns the sum.
+inline int64_t prefix_sum(int64_t* offsets, int64_t size) {
+  offsets[0] = 0;
+  for (int64_t i = 0; i < size; ++i) {
+    offsets[i + 1] += offsets[i];
+  }
+  return offsets[size];
 }
 
 // The random words of kLanes streams, in whole blocks of four: draw j of lane l at words[j * kLanes + l].
@@ -148,23 +158,36 @@ class PlainWriter {
   std::vector<uint32_t> words_, ranks_, lane_words_, lane_ranks_;
 };
 
-// Seeds are taken in groups: first all positions of the group, then all reads.
+// Edges of seeds [begin, end): first all positions, then all sources, into neighbors[0..]. All of it stays in a cache
+// where seeds are a few hundred.
 template <typename id_t>
-void fill_plain(const Request<id_t>& q, const Row* rows, const int64_t* offsets, id_t* neighbors, int64_t* positions) {
-  constexpr int64_t kGroup = 256;
-  parallel_for(q.num_seeds, kSeedsPerThread, [&](int64_t lo, int64_t hi) {
-    PlainWriter<id_t> writer(q, rows, offsets, positions);
-    for (int64_t group = lo; group < hi; group += kGroup) {
-      const int64_t group_end = std::min(group + kGroup, hi);
-      for (int64_t i = group; i < group_end; ++i) {
-        writer.write(i);
-      }
-      writer.flush();
-      const int64_t* const at = positions + offsets[group];
-      read_far(offsets[group_end] - offsets[group], neighbors + offsets[group],
-               [&](int64_t e) { return q.indices[at[e]]; });
-    }
-  });
+void fill_seeds(const Request<id_t>& q, const int64_t* offsets, int64_t begin, int64_t end, PlainWriter<id_t>* writer,
+                int64_t* positions, id_t* neighbors) {
+  for (int64_t i = begin; i < end; ++i) {
+    writer->write(i);
+  }
+  writer->flush();
+  const int64_t* const at = positions + offsets[begin];
+  read_far(offsets[end] - offsets[begin], neighbors, [&](int64_t e) { return q.indices[at[e]]; });
+}
+
+// Every seed's row and its place among all edges. ValueError where a row is none.
+struct PlainRows {
+  std::vector<Row> rows;
+  Tensor offsets;  // int64 [num_seeds + 1]
+  int64_t total;
+};
+
+template <typename id_t>
+PlainRows count_rows(const Request<id_t>& q) {
+  PlainRows found{std::vector<Row>(static_cast<size_t>(q.num_seeds)), empty_cpu({q.num_seeds + 1}, ScalarType::Long),
+                  0};
+  auto* const offset = mutable_data<int64_t>(found.offsets);
+  Faults faults;
+  count_plain(q, found.rows.data(), offset, &faults);
+  faults.raise();
+  found.total = prefix_sum(offset, q.num_seeds);
+  return found;
 }
 
 }  // namespace gnnsys

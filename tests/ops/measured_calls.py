@@ -161,6 +161,8 @@ def calls() -> dict[str, MeasuredCall]:
         "bucket_ids": MeasuredCall((ids, torch.tensor([0, 100, NODES])), 2),
         "relabel": MeasuredCall((table, ids), 2),
         "relabel_seeds": MeasuredCall((table, torch.arange(1000)), 2),
+        "sample_into_table": MeasuredCall((table, *csc(60_000, 4), torch.arange(60_000), 2, False, 3), 2),
+        "sample_into_table: alone": MeasuredCall((table, *csc(60_000, 4), torch.arange(60_000), 2, False, 3)),
         "lookup": MeasuredCall((table, ids), 2),
         "id_table_init": MeasuredCall((table, 20, True), 2),
         "compact": MeasuredCall((table, [ids[:1000]], [ids], [0]), 2),
