@@ -22,7 +22,7 @@ inline void check_table(const Tensor& table) {
   const auto* words = const_data<int64_t>(table);
   CHECK_ARG(table.numel() >= kHeader, "table must have at least ", kHeader, " words, got ", table.numel());
   const int64_t log2 = words[0];
-  CHECK_ARG(log2 >= kMinLog2 && log2 < 48 && (words[3] == 0 || words[3] == 1) &&
+  CHECK_ARG((words[3] == 0 || words[3] == 1) && log2 >= kMinLog2 && log2 <= max_log2(words[3] != 0) &&
                 kHeader + (int64_t{1} << log2) * (1 + words[3]) <= table.numel(),
             "table is not initialised: make it with gnnsys.ops.IdTable");
 }
@@ -61,7 +61,7 @@ inline void check_fits(int64_t misfit, int64_t bound) {
 
 // Homes of a group of ids, with their slots read ahead of their use.
 template <typename Table, typename id_t>
-void fetch_group(const Table& table, const id_t* ids, int64_t n, uint64_t* homes) {
+void fetch_group(const Table& table, const id_t* ids, int64_t n, typename Table::home_t* homes) {
   for (int64_t j = 0; j < n; ++j) {
     homes[j] = table.home(static_cast<uint64_t>(ids[j]));
   }
@@ -71,7 +71,7 @@ void fetch_group(const Table& table, const id_t* ids, int64_t n, uint64_t* homes
 // visit(i, slot) for each id in order.
 template <typename Table, typename id_t, typename Visit>
 void for_each_slot(Table& table, const id_t* ids, int64_t size, Visit&& visit) {
-  uint64_t homes[kNumbered];
+  typename Table::home_t homes[kNumbered];
   for (int64_t group = 0; group < size; group += kNumbered) {
     const int64_t n = std::min(kNumbered, size - group);
     fetch_group(table, ids + group, n, homes);
@@ -86,8 +86,8 @@ void for_each_slot(Table& table, const id_t* ids, int64_t size, Visit&& visit) {
 // Whether an id is new cannot be predicted, so nothing branches on it: a known id is written where it stands, and the
 // last entry of fresh is overwritten until it is a new one. The table comes by value, to live in registers.
 template <typename Table, typename id_t>
-int64_t number_group(Table table, const id_t* ids, int64_t n, const uint64_t* homes, int64_t next, int64_t* local,
-                     id_t* fresh) {
+int64_t number_group(Table table, const id_t* ids, int64_t n, const typename Table::home_t* homes, int64_t next,
+                     int64_t* local, id_t* fresh) {
   for (int64_t j = 0; j < n; ++j) {
     const id_t id = ids[j];
     auto* slot = table.find(static_cast<uint64_t>(id), homes[j]);
@@ -108,7 +108,7 @@ template <typename Table, typename id_t>
 int64_t number_ids(Table& table, const id_t* ids, int64_t size, int64_t* local, id_t* fresh) {
   const int64_t first = table.count();
   int64_t next = first;
-  uint64_t homes[kNumbered];
+  typename Table::home_t homes[kNumbered];
   for (int64_t group = 0; group < size; group += kNumbered) {
     if (next > table.max_count()) {
       table.set_overflowed();

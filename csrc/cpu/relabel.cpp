@@ -92,7 +92,8 @@ void clear_words(int64_t* words, int64_t log2, bool wide) {
 void id_table_init(const Tensor& table, int64_t log2_slots, bool wide) {
   check_vector(table, "table");
   check_dtype(table, ScalarType::Long, "table");
-  CHECK_ARG(log2_slots >= kMinLog2 && log2_slots < 48, "log2_slots must be ", kMinLog2, " to 47, got ", log2_slots);
+  CHECK_ARG(log2_slots >= kMinLog2 && log2_slots <= max_log2(wide), "log2_slots must be ", kMinLog2, " to ",
+            max_log2(wide), ", got ", log2_slots);
   CHECK_ARG(kHeader + (int64_t{1} << log2_slots) * (1 + wide) <= table.numel(), "table has ", table.numel(),
             " words, too few for 2^", log2_slots, wide ? " wide" : "", " slots");
   clear_words(mutable_data<int64_t>(table), log2_slots, wide);

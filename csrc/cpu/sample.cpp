@@ -30,7 +30,7 @@ Result sample_plain(const Request<id_t>& q) {
   auto* const neighbor = mutable_data<id_t>(neighbors);
   auto* const position = mutable_data<int64_t>(positions);
   parallel_for(q.num_seeds, kSeedsPerThread, [&](int64_t lo, int64_t hi) {
-    PlainWriter<id_t> writer(q, found.rows.data(), offset, position);
+    PlainWriter<id_t> writer(q, found.rows(), offset, position);
     for (int64_t group = lo; group < hi; group += kGroup) {
       fill_seeds(q, offset, group, std::min(group + kGroup, hi), &writer, position, neighbor + offset[group]);
     }

@@ -161,7 +161,7 @@ Result draw_and_number(const Tensor& table, const Request<id_t>& q) {
   Tensor positions = empty_cpu({rows.total}, ScalarType::Long);
   Tensor local = empty_cpu({rows.total}, ScalarType::Long);
   Tensor fresh = empty_cpu({rows.total}, id_type<id_t>());
-  const Chunks<id_t> chunks{q, rows.rows.data(), const_data<int64_t>(rows.offsets), mutable_data<int64_t>(positions)};
+  const Chunks<id_t> chunks{q, rows.rows(), const_data<int64_t>(rows.offsets), mutable_data<int64_t>(positions)};
   const int64_t bound = id_bound(table);
   const int64_t num_fresh = with_table(table, [&](auto map) {
     Numberer<decltype(map), id_t> numberer(map, bound, mutable_data<int64_t>(local), mutable_data<id_t>(fresh));

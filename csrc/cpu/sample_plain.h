@@ -39,11 +39,13 @@ void count_plain(const Request<id_t>& q, Row* rows, int64_t* offsets, Faults* fa
 
 // counts -> offsets, in place: offsets[0] = 0, offsets[i + 1] holds the count of seed i. Returns the sum.
 inline int64_t prefix_sum(int64_t* offsets, int64_t size) {
+  int64_t sum = 0;
   offsets[0] = 0;
-  for (int64_t i = 0; i < size; ++i) {
-    offsets[i + 1] += offsets[i];
+  for (int64_t i = 1; i <= size; ++i) {
+    sum += offsets[i];
+    offsets[i] = sum;
   }
-  return offsets[size];
+  return sum;
 }
 
 // The random words of kLanes streams, in whole blocks of four: draw j of lane l at words[j * kLanes + l].
@@ -119,7 +121,7 @@ class PlainWriter {
     ranks_.resize(size_t{k} * kLanes);
     const uint32_t left = choose_lanes(words_.data(), sizes, k, q_.replace, ranks_.data());
     for (int l = 0; l < num_waiting_; ++l) {
-      write_ranks(waiting_[l], k, ranks_.data() + l, kLanes);
+      write_ranks<kLanes>(waiting_[l], k, ranks_.data() + l);
     }
     return left;
   }
@@ -137,14 +139,15 @@ class PlainWriter {
     } else {
       chooser_.without_replacement(q_.stream(i), lane_words_.data(), n, k, lane_ranks_.data());
     }
-    write_ranks(i, k, lane_ranks_.data(), 1);
+    write_ranks<1>(i, k, lane_ranks_.data());
   }
 
-  void write_ranks(int64_t i, uint32_t k, const uint32_t* ranks, uint32_t stride) {
+  template <uint32_t kStride>
+  void write_ranks(int64_t i, uint32_t k, const uint32_t* ranks) {
     int64_t* const to = positions_ + offsets_[i];
     const int64_t begin = rows_[i].begin;
     for (uint32_t j = 0; j < k; ++j) {
-      to[j] = begin + ranks[j * stride];
+      to[j] = begin + ranks[j * kStride];
     }
   }
 
@@ -173,18 +176,19 @@ void fill_seeds(const Request<id_t>& q, const int64_t* offsets, int64_t begin, i
 
 // Every seed's row and its place among all edges. ValueError where a row is none.
 struct PlainRows {
-  std::vector<Row> rows;
+  Tensor memory;  // int64 [num_seeds, 2], of a tensor: a vector would be written once more
   Tensor offsets;  // int64 [num_seeds + 1]
   int64_t total;
+
+  const Row* rows() const { return static_cast<const Row*>(memory.const_data_ptr()); }
 };
 
 template <typename id_t>
 PlainRows count_rows(const Request<id_t>& q) {
-  PlainRows found{std::vector<Row>(static_cast<size_t>(q.num_seeds)), empty_cpu({q.num_seeds + 1}, ScalarType::Long),
-                  0};
+  PlainRows found{empty_cpu({q.num_seeds, 2}, ScalarType::Long), empty_cpu({q.num_seeds + 1}, ScalarType::Long), 0};
   auto* const offset = mutable_data<int64_t>(found.offsets);
   Faults faults;
-  count_plain(q, found.rows.data(), offset, &faults);
+  count_plain(q, static_cast<Row*>(found.memory.mutable_data_ptr()), offset, &faults);
   faults.raise();
   found.total = prefix_sum(offset, q.num_seeds);
   return found;
