@@ -78,7 +78,7 @@ STABLE_TORCH_LIBRARY(gnnsys, m) {
   m.def("compact(Tensor(a!) scratch, Tensor[] seeds, Tensor[] ids, int[] types) -> (Tensor[] nodes, Tensor[] local)");
   m.def(
       "sample_into_table(Tensor(a!) table, Tensor indptr, Tensor indices, Tensor seeds, int fanout, bool replace, "
-      "int key) -> (Tensor indptr, Tensor local, Tensor positions, Tensor fresh)");
+      "int key, Tensor(b!) rows, Tensor(c!) room) -> (Tensor indptr, Tensor edges, Tensor fresh)");
 
   // Owners: cpu/bucket.cpp
   m.def("bucket_ids(Tensor ids, Tensor bounds) -> (Tensor counts, Tensor order, Tensor local)");

@@ -23,19 +23,21 @@ using Result = std::tuple<Tensor, Tensor, Tensor>;
 
 template <typename id_t>
 Result sample_plain(const Request<id_t>& q) {
-  const PlainRows found = count_rows(q);
-  const auto* const offset = const_data<int64_t>(found.offsets);
-  Tensor neighbors = empty_cpu({found.total}, id_type<id_t>());
-  Tensor positions = empty_cpu({found.total}, ScalarType::Long);
+  Tensor offsets = empty_cpu({q.num_seeds + 1}, ScalarType::Long);
+  auto* const offset = mutable_data<int64_t>(offsets);
+  std::vector<Row> rows(static_cast<size_t>(q.num_seeds));
+  const int64_t total = count_rows(q, rows.data(), offset);
+  Tensor neighbors = empty_cpu({total}, id_type<id_t>());
+  Tensor positions = empty_cpu({total}, ScalarType::Long);
   auto* const neighbor = mutable_data<id_t>(neighbors);
   auto* const position = mutable_data<int64_t>(positions);
   parallel_for(q.num_seeds, kSeedsPerThread, [&](int64_t lo, int64_t hi) {
-    PlainWriter<id_t> writer(q, found.rows(), offset, position);
+    PlainWriter<id_t> writer(q, rows.data(), offset, position);
     for (int64_t group = lo; group < hi; group += kGroup) {
       fill_seeds(q, offset, group, std::min(group + kGroup, hi), &writer, position, neighbor + offset[group]);
     }
   });
-  return {found.offsets, neighbors, positions};
+  return {offsets, neighbors, positions};
 }
 
 template <typename id_t, typename weight_t>

@@ -4,7 +4,9 @@
 // when none are ready; the other threads draw. So all of them are busy as long as drawing takes longer than numbering,
 // and what comes out is the same on any number of threads. On one thread a chunk's neighbours stay in the first cache.
 //
-// Work: that of the two ops, without a write and a read of all neighbours on one thread.
+// Work: that of the two ops, without a write and a read of all neighbours on one thread. Rows of seeds and edges go to
+// memory that the caller has written to before: the first write to a page is a fault, and clearing it takes longer than
+// drawing what it holds.
 #include "common/parallel.h"
 #include "common/register.h"
 #include "common/tensors.h"
@@ -16,6 +18,7 @@
 #include <atomic>
 #include <thread>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 namespace gnnsys {
@@ -153,18 +156,20 @@ void side_by_side(const Chunks<id_t>& chunks, int threads, Numbers* numberer) {
   });
 }
 
-using Result = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+using Result = std::tuple<Tensor, Tensor, Tensor>;
 
 template <typename id_t>
-Result draw_and_number(const Tensor& table, const Request<id_t>& q) {
-  const PlainRows rows = count_rows(q);
-  Tensor positions = empty_cpu({rows.total}, ScalarType::Long);
-  Tensor local = empty_cpu({rows.total}, ScalarType::Long);
-  Tensor fresh = empty_cpu({rows.total}, id_type<id_t>());
-  const Chunks<id_t> chunks{q, rows.rows(), const_data<int64_t>(rows.offsets), mutable_data<int64_t>(positions)};
+Result draw_and_number(const Tensor& table, const Request<id_t>& q, Row* rows, const Tensor& room) {
+  Tensor offsets = empty_cpu({q.num_seeds + 1}, ScalarType::Long);
+  const int64_t total = count_rows(q, rows, mutable_data<int64_t>(offsets));
+  const bool has_room = 2 * total <= room.numel();
+  Tensor edges = empty_cpu({2, has_room ? 0 : total}, ScalarType::Long);
+  Tensor fresh = empty_cpu({total}, id_type<id_t>());
+  auto* const local = mutable_data<int64_t>(has_room ? room : edges);
+  const Chunks<id_t> chunks{q, rows, const_data<int64_t>(offsets), local + total};
   const int64_t bound = id_bound(table);
   const int64_t num_fresh = with_table(table, [&](auto map) {
-    Numberer<decltype(map), id_t> numberer(map, bound, mutable_data<int64_t>(local), mutable_data<id_t>(fresh));
+    Numberer<decltype(map), id_t> numberer(map, bound, local, mutable_data<id_t>(fresh));
     const int threads = num_threads_for(q.num_seeds, kSeedsPerThread);
     if (threads == 1) {
       in_turn(chunks, &numberer);
@@ -174,12 +179,19 @@ Result draw_and_number(const Tensor& table, const Request<id_t>& q) {
     check_fits(numberer.misfit(), bound);
     return numberer.num_fresh();
   });
-  return {rows.offsets, local, positions, torch::stable::narrow(fresh, 0, 0, num_fresh)};
+  return {offsets, edges, torch::stable::narrow(fresh, 0, 0, num_fresh)};
 }
 
+// Edges are two rows, local ids of sources and positions: at the beginning of `room` where they fit, else returned.
 Result sample_into_table(const Tensor& table, const Tensor& indptr, const Tensor& indices, const Tensor& seeds,
-                         int64_t fanout, bool replace, int64_t key) {
+                         int64_t fanout, bool replace, int64_t key, const Tensor& rows, const Tensor& room) {
   check_table(table);
+  for (const auto& [tensor, name] : {std::pair{&rows, "rows"}, std::pair{&room, "room"}}) {
+    check_vector(*tensor, name);
+    check_dtype(*tensor, ScalarType::Long, name);
+  }
+  CHECK_ARG(rows.numel() >= 2 * seeds.numel(), "rows must have two entries per seed, ", 2 * seeds.numel(), ", got ",
+            rows.numel());
   check_seeds(indptr, indices, seeds);
   check_fanout(fanout);
   return dispatch_ids(indices, [&](auto id) {
@@ -194,7 +206,7 @@ Result sample_into_table(const Tensor& table, const Tensor& indptr, const Tensor
     q.fanout = fanout;
     q.replace = replace;
     q.key = static_cast<uint64_t>(key);
-    return draw_and_number(table, q);
+    return draw_and_number(table, q, static_cast<Row*>(rows.mutable_data_ptr()), room);
   });
 }
 

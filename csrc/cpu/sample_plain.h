@@ -3,7 +3,6 @@
 #pragma once
 
 #include "common/parallel.h"
-#include "common/tensors.h"
 #include "cpu/choose.h"
 #include "cpu/choose_lanes.h"
 #include "cpu/far_reads.h"
@@ -174,24 +173,14 @@ void fill_seeds(const Request<id_t>& q, const int64_t* offsets, int64_t begin, i
   read_far(offsets[end] - offsets[begin], neighbors, [&](int64_t e) { return q.indices[at[e]]; });
 }
 
-// Every seed's row and its place among all edges. ValueError where a row is none.
-struct PlainRows {
-  Tensor memory;  // int64 [num_seeds, 2], of a tensor: a vector would be written once more
-  Tensor offsets;  // int64 [num_seeds + 1]
-  int64_t total;
-
-  const Row* rows() const { return static_cast<const Row*>(memory.const_data_ptr()); }
-};
-
+// Fills rows and offsets, every seed's place among all edges. Returns how many edges there are. ValueError where a row
+// is none.
 template <typename id_t>
-PlainRows count_rows(const Request<id_t>& q) {
-  PlainRows found{empty_cpu({q.num_seeds, 2}, ScalarType::Long), empty_cpu({q.num_seeds + 1}, ScalarType::Long), 0};
-  auto* const offset = mutable_data<int64_t>(found.offsets);
+int64_t count_rows(const Request<id_t>& q, Row* rows, int64_t* offsets) {
   Faults faults;
-  count_plain(q, static_cast<Row*>(found.memory.mutable_data_ptr()), offset, &faults);
+  count_plain(q, rows, offsets, &faults);
   faults.raise();
-  found.total = prefix_sum(offset, q.num_seeds);
-  return found;
+  return prefix_sum(offsets, q.num_seeds);
 }
 
 }  // namespace gnnsys

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import EdgeType, Graph, NodeType, edge_type_key, ids_of
-from gnnsys.ops import CSC, IdTable, JoinedParts, Neighbors, expand_indptr, stream_key
+from gnnsys.ops import CSC, BufferPool, IdTable, JoinedParts, Neighbors, expand_indptr, stream_key
 from gnnsys.sampling.device_neighborhoods import DeviceNeighborhoods
 from gnnsys.sampling.edge_filter import EdgeFilter, as_filter
 from gnnsys.sampling.fanouts import Fanouts, check_fanouts
@@ -34,6 +34,8 @@ from gnnsys.sampling.neighborhoods import (
 from gnnsys.sampling.rules import find_rule
 from gnnsys.sampling.sample import Block, Sample
 from gnnsys.sampling.sampler import SampleKey, Sampler
+
+_FREE_BUFFERS = 4  # per hop: of samples that were just let go, and of those that threads make meanwhile
 
 
 @lru_cache(maxsize=256)
@@ -110,6 +112,7 @@ class NeighborSampler(Sampler):
         self._free_tables: dict[int, deque[dict[NodeType, IdTable]]] = defaultdict(deque)
         is_plain = weight is None and (drawn_by is None or drawn_by.drawn_in_hops)
         hoods = self._neighborhoods
+        self._buffers = BufferPool(_FREE_BUFFERS * self.num_hops)
         self._is_numbered_while_drawn = isinstance(hoods, GraphNeighborhoods) and hoods.is_plain and not self.disjoint
         self._plain = self._plain_hops(labor=drawn_by is not None) if is_plain else None
 
@@ -305,7 +308,9 @@ class _Walk:
                 csc, src_type = hoods.csc(request.edge_type), request.edge_type[0]
                 seeds = request.seeds.to(csc.indices.dtype)
                 table = self.tables[src_type]
-                found = table.insert_sampled(csc, seeds, request.fanout, key=request.key, replace=sampler.replace)
+                found = table.insert_sampled(
+                    csc, seeds, request.fanout, key=request.key, replace=sampler.replace, buffers=sampler._buffers
+                )
                 if found.fresh.numel():
                     self._add(src_type, found.fresh)
                 yield request.edge_type, (found.indptr, found.local, found.positions, None)
@@ -343,11 +348,18 @@ class _Walk:
             edge[edge_type] = self.neighborhoods.edge_ids(edge_type, torch.cat(positions))
         if self.blocks:
             row, col, edge = {}, {}, {}  # every edge is in a block
-        node = {t: torch.cat(chunks).to(torch.int64) for t, chunks in self.nodes.items()}
+        node = {t: self._join_ids(chunks) for t, chunks in self.nodes.items()}
         counts = (self.num_nodes, self.num_edges)
         sample = Sample(node, row, col, edge, *counts, blocks=self.blocks, by_destination=True)
         sample.edge_weight = weights if self.sampler.weighs and not self.blocks else None
         return sample
+
+    def _join_ids(self, chunks: list[Tensor]) -> Tensor:
+        """Of all hops, int64."""
+        if self.sampler.device.type != "cpu":
+            return torch.cat(chunks).to(torch.int64)
+        out = self.sampler._buffers.empty((sum(ids.numel() for ids in chunks),), torch.int64)
+        return torch.cat(chunks, out=out)
 
 
 class _DisjointWalk(_Walk):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gnnsys.ops import CSC, IdTable, compact, compact_scratch, sample_neighbors
+from gnnsys.ops import CSC, BufferPool, IdTable, compact, compact_scratch, sample_neighbors
 from tests.support.grid import grid
 
 
@@ -108,7 +108,7 @@ def test_numbering_while_drawing_is_numbering_what_was_drawn(dtype: torch.dtype,
     indptr = torch.cat([torch.zeros(1, dtype=torch.int64), degrees.cumsum(0)])
     indices = torch.randint(0, 200_000, (int(indptr[-1]),), generator=generator).to(dtype)
     csc, before = CSC(indptr, indices, 200_000), torch.get_num_threads()
-    together, apart = IdTable(bound), IdTable(bound)
+    together, apart, buffers, seen = IdTable(bound), IdTable(bound), BufferPool(2), []
     try:
         torch.set_num_threads(threads)
         for fanout, replace, size in (
@@ -123,11 +123,12 @@ def test_numbering_while_drawing_is_numbering_what_was_drawn(dtype: torch.dtype,
                 table.clear()
                 table.insert_seeds(seeds[:7])
             for _ in range(2):  # the second time all are known
-                found = together.insert_sampled(csc, seeds, fanout, key=5, replace=replace)
-                wanted = sampled_in_two_steps(apart, csc, seeds, fanout, replace)
-                assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+                found = together.insert_sampled(csc, seeds, fanout, key=5, replace=replace, buffers=buffers)
+                seen.append((found, sampled_in_two_steps(apart, csc, seeds, fanout, replace)))
             everything = torch.arange(200_000).to(dtype)
             assert torch.equal(together.lookup(everything), apart.lookup(everything))
+        for found, wanted in seen:  # none was written over by a later one
+            assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
     finally:
         torch.set_num_threads(before)
 
@@ -194,4 +195,5 @@ def test_relabelling_is_traceable() -> None:
     utilities = ("test_schema", "test_faketensor")
     torch.library.opcheck(torch.ops.gnnsys.relabel.default, (table, torch.arange(5)), test_utils=utilities)
     sampled = (table, torch.tensor([0, 2, 3]), torch.tensor([1, 0, 1]), torch.tensor([1, 0]), 1, False, 3)
+    sampled += (torch.empty(4, dtype=torch.int64), torch.empty(4, dtype=torch.int64))
     torch.library.opcheck(torch.ops.gnnsys.sample_into_table.default, sampled, test_utils=utilities)
