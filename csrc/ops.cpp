@@ -70,12 +70,15 @@ STABLE_TORCH_LIBRARY(gnnsys, m) {
       "stitch(Tensor order, Tensor[] counts, Tensor[] ids, Tensor[] edges, int[] segments, bool wide) "
       "-> (Tensor indptr, Tensor ids, Tensor edges)");
 
-  // Relabelling: cpu/relabel.cpp
+  // Relabelling: cpu/relabel.cpp; the last one with sampling: cpu/sample_into_table.cpp
   m.def("id_table_init(Tensor(a!) table, int log2_slots, bool wide) -> ()");
   m.def("relabel_seeds(Tensor(a!) table, Tensor ids) -> ()");
   m.def("relabel(Tensor(a!) table, Tensor ids) -> (Tensor local, Tensor fresh)");
   m.def("lookup(Tensor table, Tensor ids) -> Tensor");
   m.def("compact(Tensor(a!) scratch, Tensor[] seeds, Tensor[] ids, int[] types) -> (Tensor[] nodes, Tensor[] local)");
+  m.def(
+      "sample_into_table(Tensor(a!) table, Tensor indptr, Tensor indices, Tensor seeds, int fanout, bool replace, "
+      "int key, Tensor(b!) rows, Tensor(c!) room) -> (Tensor indptr, Tensor edges, Tensor fresh)");
 
   // Owners: cpu/bucket.cpp
   m.def("bucket_ids(Tensor ids, Tensor bounds) -> (Tensor counts, Tensor order, Tensor local)");

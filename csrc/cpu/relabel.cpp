@@ -1,12 +1,8 @@
-// Relabelling ids to local ids in first-seen order, with a table that outlives the call.
-//
-// Inserting is done by one thread, in order. Splitting the table among threads was tried: every thread must look at every
-// id, and sixteen of them won a sixth over one. Batches are relabelled side by side instead, one per loading thread.
-#include "common/check.h"
+// Relabelling ids to local ids in first-seen order (number_ids.h), with a table that outlives the call.
 #include "common/parallel.h"
 #include "common/register.h"
 #include "common/tensors.h"
-#include "cpu/id_table.h"
+#include "cpu/number_ids.h"
 
 #include <algorithm>
 #include <cstring>
@@ -17,108 +13,10 @@ namespace gnnsys {
 namespace {
 
 constexpr int64_t kIdsPerThread = 16384;
-constexpr int64_t kGroup = 256;  // ids whose slots are fetched together
-
-void check_table(const Tensor& table) {
-  check_vector(table, "table");
-  check_dtype(table, ScalarType::Long, "table");
-  const auto* words = const_data<int64_t>(table);
-  CHECK_ARG(table.numel() >= kHeader, "table must have at least ", kHeader, " words, got ", table.numel());
-  const int64_t log2 = words[0];
-  CHECK_ARG(log2 >= kMinLog2 && log2 < 48 && (words[3] == 0 || words[3] == 1) &&
-                kHeader + (int64_t{1} << log2) * (1 + words[3]) <= table.numel(),
-            "table is not initialised: make it with gnnsys.ops.IdTable");
-}
-
-// Runs body with the table's own slot type.
-template <typename Body>
-decltype(auto) with_table(const Tensor& table, Body&& body) {
-  check_table(table);
-  auto* words = mutable_data<int64_t>(table);
-  if (words[3] != 0) {
-    return body(IdTable<WideSlot>(words));
-  }
-  return body(IdTable<NarrowSlot>(words));
-}
 
 template <typename id_t>
-void check_ids_fit(const id_t* ids, int64_t size, bool wide) {
-  const auto bound = wide ? std::numeric_limits<int64_t>::max() : int64_t{1} << 32;
-  id_t low = 0;
-  id_t high = 0;
-  for (int64_t i = 0; i < size; ++i) {
-    low = std::min(low, ids[i]);
-    high = std::max(high, ids[i]);
-  }
-  CHECK_ARG(low >= 0 && high < bound, "ids must be in [0, ", bound, "), got ", low < 0 ? low : high);
-}
-
-// Makes the compiler believe that a value is used.
-inline void keep(uint64_t value) { asm volatile("" : : "r"(value)); }
-
-// Homes of a group of ids, with their slots read ahead of their use.
-template <typename Table, typename id_t>
-void fetch_group(const Table& table, const id_t* ids, int64_t n, uint64_t* homes) {
-  uint64_t touched = 0;
-  for (int64_t j = 0; j < n; ++j) {
-    homes[j] = table.home(static_cast<uint64_t>(ids[j]));
-    touched += table.touch(homes[j]);
-  }
-  keep(touched);
-}
-
-// visit(i, slot) for each id in order.
-template <typename Table, typename id_t, typename Visit>
-void for_each_slot(Table& table, const id_t* ids, int64_t size, Visit&& visit) {
-  uint64_t homes[kGroup];
-  for (int64_t group = 0; group < size; group += kGroup) {
-    const int64_t n = std::min(kGroup, size - group);
-    fetch_group(table, ids + group, n, homes);
-    for (int64_t j = 0; j < n; ++j) {
-      visit(group + j, table.find(static_cast<uint64_t>(ids[group + j]), homes[j]));
-    }
-  }
-}
-
-// Numbers one group from `next` on, new ones into fresh[0..]. Returns the next number.
-//
-// Whether an id is new cannot be predicted, so nothing branches on it: a known id is written where it stands, and the
-// last entry of fresh is overwritten until it is a new one. The table comes by value, to live in registers.
-template <typename Table, typename id_t>
-int64_t number_group(Table table, const id_t* ids, int64_t n, const uint64_t* homes, int64_t next, int64_t* local,
-                     id_t* fresh) {
-  for (int64_t j = 0; j < n; ++j) {
-    const id_t id = ids[j];
-    auto* slot = table.find(static_cast<uint64_t>(id), homes[j]);
-    const auto is_new = static_cast<int64_t>(slot->empty());
-    const int64_t number = slot->local() + (-is_new & (next + 1));  // an empty slot's local is -1
-    slot->set(static_cast<uint64_t>(id), number);
-    *fresh = id;
-    local[j] = number;
-    fresh += is_new;
-    next += is_new;
-  }
-  return next;
-}
-
-// Returns how many ids were new; writes them to fresh and every id's local id to local. Stops when the next group might
-// fill the table beyond its load: the table then says so, and what it holds is void.
-template <typename Table, typename id_t>
-int64_t number_ids(Table& table, const id_t* ids, int64_t size, int64_t* local, id_t* fresh) {
-  const int64_t first = table.count();
-  int64_t next = first;
-  uint64_t homes[kGroup];
-  for (int64_t group = 0; group < size; group += kGroup) {
-    if (next > table.max_count()) {
-      table.set_overflowed();
-      return 0;
-    }
-    const int64_t n = std::min(kGroup, size - group);
-    fetch_group(table, ids + group, n, homes);
-    next = number_group(table, ids + group, n, homes, next, local + group, fresh + (next - first));
-  }
-  table.set_count(next);
-  return next - first;
+void check_ids_fit(const id_t* ids, int64_t size, int64_t bound) {
+  check_fits(find_misfit(ids, size, bound), bound);
 }
 
 // Seeds keep their places, repeats included: the local id of a repeated seed is its first place.
@@ -138,7 +36,7 @@ void relabel_seeds(const Tensor& table, const Tensor& ids) {
   with_table(table, [&](auto map) {
     dispatch_ids(ids, [&](auto id) {
       const auto* values = const_data<decltype(id)>(ids);
-      check_ids_fit(values, ids.numel(), const_data<int64_t>(table)[3] != 0);
+      check_ids_fit(values, ids.numel(), id_bound(table));
       CHECK_ARG(map.count() + ids.numel() <= map.max_count(), "table holds up to ", map.max_count(), " ids, not ",
                 map.count() + ids.numel(), ": make it larger");
       place_seeds(map, values, ids.numel());
@@ -153,7 +51,7 @@ std::tuple<Tensor, Tensor> relabel(const Tensor& table, const Tensor& ids) {
     return dispatch_ids(ids, [&](auto id) {
       using id_t = decltype(id);
       const auto* values = const_data<id_t>(ids);
-      check_ids_fit(values, size, const_data<int64_t>(table)[3] != 0);
+      check_ids_fit(values, size, id_bound(table));
       Tensor local = empty_cpu({size}, ScalarType::Long);
       Tensor fresh = empty_cpu({size}, id_type<id_t>());
       const int64_t n = number_ids(map, values, size, mutable_data<int64_t>(local), mutable_data<id_t>(fresh));
@@ -168,7 +66,7 @@ Tensor lookup(const Tensor& table, const Tensor& ids) {
   return with_table(table, [&](auto map) {
     return dispatch_ids(ids, [&](auto id) {
       const auto* values = const_data<decltype(id)>(ids);
-      check_ids_fit(values, ids.numel(), const_data<int64_t>(table)[3] != 0);
+      check_ids_fit(values, ids.numel(), id_bound(table));
       Tensor local = empty_cpu({ids.numel()}, ScalarType::Long);
       auto* out = mutable_data<int64_t>(local);
       parallel_for(ids.numel(), kIdsPerThread, [&](int64_t lo, int64_t hi) {
@@ -194,7 +92,8 @@ void clear_words(int64_t* words, int64_t log2, bool wide) {
 void id_table_init(const Tensor& table, int64_t log2_slots, bool wide) {
   check_vector(table, "table");
   check_dtype(table, ScalarType::Long, "table");
-  CHECK_ARG(log2_slots >= kMinLog2 && log2_slots < 48, "log2_slots must be ", kMinLog2, " to 47, got ", log2_slots);
+  CHECK_ARG(log2_slots >= kMinLog2 && log2_slots <= max_log2(wide), "log2_slots must be ", kMinLog2, " to ",
+            max_log2(wide), ", got ", log2_slots);
   CHECK_ARG(kHeader + (int64_t{1} << log2_slots) * (1 + wide) <= table.numel(), "table has ", table.numel(),
             " words, too few for 2^", log2_slots, wide ? " wide" : "", " slots");
   clear_words(mutable_data<int64_t>(table), log2_slots, wide);
@@ -213,15 +112,16 @@ Tensor compact_type(const Tensor& scratch, const Tensor& seeds, const std::vecto
     ++log2;
   }
   id_table_init(scratch, log2, true);
+  const int64_t bound = id_bound(scratch);
   IdTable<WideSlot> table(mutable_data<int64_t>(scratch));
-  check_ids_fit(const_data<id_t>(seeds), seeds.numel(), true);
+  check_ids_fit(const_data<id_t>(seeds), seeds.numel(), bound);
   place_seeds(table, const_data<id_t>(seeds), seeds.numel());
   Tensor nodes = empty_cpu({total}, id_type<id_t>());
   auto* out = mutable_data<id_t>(nodes);
   std::copy_n(const_data<id_t>(seeds), seeds.numel(), out);
   for (size_t k = 0; k < lists.size(); ++k) {
     const auto* ids = const_data<id_t>(*lists[k]);
-    check_ids_fit(ids, lists[k]->numel(), true);
+    check_ids_fit(ids, lists[k]->numel(), bound);
     *local[k] = empty_cpu({lists[k]->numel()}, ScalarType::Long);
     number_ids(table, ids, lists[k]->numel(), mutable_data<int64_t>(*local[k]), out + table.count());
   }

@@ -17,29 +17,26 @@
 namespace gnnsys {
 namespace {
 
-// counts -> offsets, in place: offsets[0] = 0, offsets[i + 1] holds the count of seed i.
-int64_t prefix_sum(int64_t* offsets, int64_t size) {
-  offsets[0] = 0;
-  for (int64_t i = 0; i < size; ++i) {
-    offsets[i + 1] += offsets[i];
-  }
-  return offsets[size];
-}
+constexpr int64_t kGroup = 256;  // seeds whose positions are all there before neighbours are read
 
 using Result = std::tuple<Tensor, Tensor, Tensor>;
 
 template <typename id_t>
 Result sample_plain(const Request<id_t>& q) {
   Tensor offsets = empty_cpu({q.num_seeds + 1}, ScalarType::Long);
-  auto* offset = mutable_data<int64_t>(offsets);
+  auto* const offset = mutable_data<int64_t>(offsets);
   std::vector<Row> rows(static_cast<size_t>(q.num_seeds));
-  Faults faults;
-  count_plain(q, rows.data(), offset, &faults);
-  faults.raise();
-  const int64_t total = prefix_sum(offset, q.num_seeds);
+  const int64_t total = count_rows(q, rows.data(), offset);
   Tensor neighbors = empty_cpu({total}, id_type<id_t>());
   Tensor positions = empty_cpu({total}, ScalarType::Long);
-  fill_plain(q, rows.data(), offset, mutable_data<id_t>(neighbors), mutable_data<int64_t>(positions));
+  auto* const neighbor = mutable_data<id_t>(neighbors);
+  auto* const position = mutable_data<int64_t>(positions);
+  parallel_for(q.num_seeds, kSeedsPerThread, [&](int64_t lo, int64_t hi) {
+    PlainWriter<id_t> writer(q, rows.data(), offset, position);
+    for (int64_t group = lo; group < hi; group += kGroup) {
+      fill_seeds(q, offset, group, std::min(group + kGroup, hi), &writer, position, neighbor + offset[group]);
+    }
+  });
   return {offsets, neighbors, positions};
 }
 

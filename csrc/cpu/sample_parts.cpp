@@ -8,6 +8,7 @@
 #include "common/register.h"
 #include "common/sample_arguments.h"
 #include "common/tensors.h"
+#include "cpu/far_reads.h"
 #include "cpu/owners.h"
 #include "cpu/sample_plain.h"
 
@@ -100,14 +101,6 @@ struct Names {
   uint32_t num_local;
 };
 
-// out[i] = *at[i]. A loop of its own: it is so short that the processor keeps many of these far reads in flight.
-template <typename T>
-void read_all(const T* const* at, int64_t size, T* out) {
-  for (int64_t i = 0; i < size; ++i) {
-    out[i] = *at[i];
-  }
-}
-
 template <typename T>
 const T* address(uintptr_t base, uint64_t at) {
   return reinterpret_cast<const T*>(base + at * sizeof(T));
@@ -128,7 +121,7 @@ bool name_sources(const Names* names, const int64_t* bounds, int64_t num_parts, 
   for (int64_t e = 0; e < size; ++e) {
     index_at[e] = address<uint32_t>(names[owner[e]].indices, static_cast<uint64_t>(edges[e]));
   }
-  read_all(index_at, size, local);
+  read_far(size, local, [&](int64_t e) { return *index_at[e]; });
   uint32_t outside = 0;
   for (int64_t e = 0; e < size; ++e) {
     const Names& own = names[owner[e]];
@@ -136,7 +129,7 @@ bool name_sources(const Names* names, const int64_t* bounds, int64_t num_parts, 
     outside |= static_cast<uint32_t>(local[e] >= own.num_local);
     halo_at[e] = address<halo_t>(own.halo, own.num_core + (local[e] - own.num_core) * is_listed);
   }
-  read_all(halo_at, size, listed);
+  read_far(size, listed, [&](int64_t e) { return *halo_at[e]; });
   for (int64_t e = 0; e < size; ++e) {
     const Names& own = names[owner[e]];
     const auto core = static_cast<id_t>(own.first + local[e]);
@@ -250,12 +243,9 @@ std::tuple<Tensor, Tensor, Tensor> sample_parts(std::vector<Tensor> indptr, std:
     });
   });
   faults.raise();
-  offset[0] = 0;
-  for (int64_t i = 0; i < num_seeds; ++i) {
-    offset[i + 1] += offset[i];
-  }
-  Tensor neighbors = empty_cpu({offset[num_seeds]}, wide ? ScalarType::Long : ScalarType::Int);
-  Tensor edges = empty_cpu({offset[num_seeds]}, ScalarType::Long);
+  const int64_t total = prefix_sum(offset, num_seeds);
+  Tensor neighbors = empty_cpu({total}, wide ? ScalarType::Long : ScalarType::Int);
+  Tensor edges = empty_cpu({total}, ScalarType::Long);
   bool whole = true;
   dispatch_ids(halo[0], [&](auto halo_id) {
     const auto names = make_names<decltype(halo_id)>(bounds, indices, halo);

@@ -34,6 +34,9 @@ class BufferPool:
         self._lent = 0  # bytes, those included that came back and are not collected yet
         self._lock = threading.Lock()
 
+    def __reduce__(self) -> tuple[type[BufferPool], tuple[int]]:
+        return BufferPool, (self._max_free,)  # a copy, in another process perhaps, begins with no memory
+
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Uninitialised memory, like `torch.empty`."""
         num_bytes = math.prod(shape) * dtype.itemsize

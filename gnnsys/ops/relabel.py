@@ -7,15 +7,29 @@ cost time and memory by the number of ids, never by the number of nodes of the g
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from gnnsys.ops._library import native
 from gnnsys.ops._workspace import Expected, takes_outputs_only, tells_workspace
+from gnnsys.ops.buffers import BufferPool
+from gnnsys.ops.csc import CSC
+from gnnsys.ops.sampling import drawing_bytes
 
 _HEADER = 8
 _WIDE_FROM = 1 << 32
+_MOST_ROOM = 1 << 23  # int64 entries that are asked of buffers at most
+
+
+class NumberedNeighbors(NamedTuple):
+    """The in-edges chosen for each seed, seed after seed, with local ids for their sources."""
+
+    indptr: Tensor  # int64 [num_seeds + 1]
+    local: Tensor  # int64
+    positions: Tensor  # int64, positions in the CSC
+    fresh: Tensor  # dtype of csc.indices, the sources that were new, in first-seen order
 
 
 class IdTable:
@@ -36,6 +50,7 @@ class IdTable:
         self._words = torch.empty(0, dtype=torch.int64, device=device)
         self._log2 = max(10, (2 * room - 1).bit_length())
         self._ids: list[Tensor] = []
+        self._rows = torch.empty(0, dtype=torch.int64, device="cpu")  # of seeds, in `insert_sampled`
         self.clear()
 
     @property
@@ -44,7 +59,7 @@ class IdTable:
 
     @property
     def workspace_bytes(self) -> int:
-        return self._words.nbytes
+        return self._words.nbytes + self._rows.nbytes
 
     def clear(self) -> None:
         """Forgets all ids; keeps the memory, and with it the size that earlier batches needed."""
@@ -72,6 +87,36 @@ class IdTable:
                 local, fresh = native.relabel(self._words, ids)
         self._ids.append(fresh)
         return local, fresh
+
+    def insert_sampled(
+        self,
+        csc: CSC,
+        seeds: Tensor,
+        fanout: int,
+        *,
+        key: int,
+        replace: bool = False,
+        buffers: BufferPool | None = None,
+    ) -> NumberedNeighbors:
+        """`insert` of what `sample_neighbors` draws uniformly, in one op on the host: neighbours are numbered while
+        others are drawn. Where the table has to grow, they are drawn again. Edges are written to one of `buffers`."""
+        num_seeds = seeds.numel()
+        if 2 * num_seeds > self._rows.numel():
+            self._rows = torch.empty(2 * num_seeds, dtype=torch.int64, device="cpu")
+        most = 2 * num_seeds * max(fanout, 0)  # beyond that, and of all in-edges, the op takes what it needs
+        room = self._rows[:0]
+        if buffers is not None and most <= _MOST_ROOM:
+            room = buffers.empty((most,), torch.int64)
+        arguments = (csc.indptr, csc.indices, seeds, fanout, replace, key, self._rows, room)
+        indptr, edges, fresh = native.sample_into_table(self._words, *arguments)
+        while self._words[2]:
+            self._grow(self._log2 + 1)
+            indptr, edges, fresh = native.sample_into_table(self._words, *arguments)
+        num_edges = int(indptr[-1])
+        if 2 * num_edges <= room.numel():
+            edges = room[: 2 * num_edges].view(2, num_edges)
+        self._ids.append(fresh)
+        return NumberedNeighbors(indptr, edges[0], edges[1], fresh)
 
     def lookup(self, ids: Tensor) -> Tensor:
         """The local id of each, -1 for ids never inserted."""
@@ -135,6 +180,13 @@ def _(table: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
     return ids.new_empty(ids.shape[0], dtype=torch.int64), ids.new_empty(fresh)
 
 
+@torch.library.register_fake("gnnsys::sample_into_table")
+def _(table, indptr, indices, seeds, fanout, replace, key, rows, room):
+    context = torch.library.get_ctx()
+    edges = indptr.new_empty((2, context.new_dynamic_size()))
+    return indptr.new_empty(seeds.shape[0] + 1), edges, indices.new_empty(context.new_dynamic_size())
+
+
 @torch.library.register_fake("gnnsys::lookup")
 def _(table: Tensor, ids: Tensor) -> Tensor:
     return ids.new_empty(ids.shape[0], dtype=torch.int64)
@@ -155,6 +207,20 @@ def _(scratch: Tensor, seeds: list[Tensor], ids: list[Tensor], types: list[int])
     context = torch.library.get_ctx()
     nodes = [s.new_empty(context.new_dynamic_size()) for s in seeds]
     return nodes, [i.new_empty(i.shape[0], dtype=torch.int64) for i in ids]
+
+
+_SEEDS_PER_CHUNK = 256
+
+
+@tells_workspace("sample_into_table", "cpu")
+def _(expected, table, indptr, indices, seeds, fanout, replace, key, rows, room) -> int:
+    """Neighbours until they are numbered: of a chunk of seeds on one thread, else of all."""
+    num_seeds, num_edges = seeds.numel(), indices.numel()
+    neighbors = expected.taken(num_seeds, fanout, num_edges)
+    if expected.threads(num_seeds, _SEEDS_PER_CHUNK) == 1:
+        most = expected.degree(num_edges) if fanout < 0 else fanout
+        neighbors = min(neighbors, 3 * _SEEDS_PER_CHUNK * most)  # three times while the array grows
+    return indices.element_size() * neighbors + drawing_bytes(expected, num_seeds, fanout)
 
 
 _SPARSE_IDS = 1 << 20  # fewer ids get three slots each

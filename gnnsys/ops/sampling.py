@@ -104,6 +104,7 @@ def _(indptr: Tensor, indices: Tensor, src: Tensor, dst: Tensor) -> Tensor:
 _SEEDS_PER_THREAD = 256
 _LANES = 16  # seeds whose random words are made together
 _SMALL_FANOUT = 16  # drawn in registers
+_LANES_FANOUT = 64  # drawn for many seeds side by side
 _SHARED_FANOUT = 2048  # drawn in a device's shared memory
 _SCRATCH_LIMIT = 256 << 20
 
@@ -113,7 +114,10 @@ def drawing_bytes(expected: Expected, num_seeds: int, fanout: int, lanes: int = 
     if fanout <= 0:
         return 0
     drawn = 0 if fanout <= _SMALL_FANOUT else 4 * power_above(2 * fanout, 128)
-    return expected.threads(num_seeds, _SEEDS_PER_THREAD) * (4 * (fanout + 3) * lanes + 4 * fanout + drawn)
+    words = 4 * (fanout + 3) * lanes
+    ranks = 4 * fanout * (lanes if fanout <= _LANES_FANOUT else 1)
+    of_one_lane = 4 * fanout if lanes > 1 else 0
+    return expected.threads(num_seeds, _SEEDS_PER_THREAD) * (words + ranks + of_one_lane + drawn)
 
 
 def choosing_bytes(num_seeds: int, fanout: int) -> int:

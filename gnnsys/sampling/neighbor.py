@@ -11,13 +11,13 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from gnnsys.graph import EdgeType, Graph, NodeType, edge_type_key, ids_of
-from gnnsys.ops import CSC, IdTable, JoinedParts, Neighbors, expand_indptr, stream_key
+from gnnsys.ops import CSC, BufferPool, IdTable, JoinedParts, Neighbors, expand_indptr, stream_key
 from gnnsys.sampling.device_neighborhoods import DeviceNeighborhoods
 from gnnsys.sampling.edge_filter import EdgeFilter, as_filter
 from gnnsys.sampling.fanouts import Fanouts, check_fanouts
@@ -34,6 +34,8 @@ from gnnsys.sampling.neighborhoods import (
 from gnnsys.sampling.rules import find_rule
 from gnnsys.sampling.sample import Block, Sample
 from gnnsys.sampling.sampler import SampleKey, Sampler
+
+_FREE_BUFFERS = 4  # per hop: of samples that were just let go, and of those that threads make meanwhile
 
 
 @lru_cache(maxsize=256)
@@ -109,6 +111,9 @@ class NeighborSampler(Sampler):
             self._options["edge_mask"] = kept.text
         self._free_tables: dict[int, deque[dict[NodeType, IdTable]]] = defaultdict(deque)
         is_plain = weight is None and (drawn_by is None or drawn_by.drawn_in_hops)
+        hoods = self._neighborhoods
+        self._buffers = BufferPool(_FREE_BUFFERS * self.num_hops)
+        self._is_numbered_while_drawn = isinstance(hoods, GraphNeighborhoods) and hoods.is_plain and not self.disjoint
         self._plain = self._plain_hops(labor=drawn_by is not None) if is_plain else None
 
     def _plain_hops(self, labor: bool) -> PlainHops | None:
@@ -203,6 +208,9 @@ class NeighborSampler(Sampler):
         free.append(tables)
 
 
+_Found: TypeAlias = "tuple[Tensor, Tensor, Tensor, Tensor | None]"  # indptr, local ids, positions, weight
+
+
 class _HopEdges(NamedTuple):
     """Edges of one hop: those of column c, indptr[c] to indptr[c + 1], go to local node first + c."""
 
@@ -250,14 +258,11 @@ class _Walk:
             first = dict.fromkeys(first, 0)
         frontier = {t: self._frontier(t, first[t], before[t]) for t in before}
         num_chunks = {t: len(n) for t, n in self.nodes.items()}
-        structure: dict[EdgeType, tuple[Tensor, Tensor, Tensor, Tensor | None]] = {}
+        structure: dict[EdgeType, _Found] = {}
         requests = self._requests(hop, key, frontier, exclude)
-        found = self.neighborhoods.sample(requests, replace=self.sampler.replace, last=self.sampler.last, hop=hop)
-        for request, neighbors in zip(requests, found, strict=True):
-            edge_type = request.edge_type
-            local = self._discover(request, neighbors)
-            structure[edge_type] = (neighbors.indptr, local, neighbors.positions, neighbors.weight)
-            self.num_edges[edge_type].append(local.numel())
+        for edge_type, found in self._find(requests, hop):
+            structure[edge_type] = found
+            self.num_edges[edge_type].append(found[1].numel())
         for t in before:
             self.num_nodes[t].append(sum(chunk.numel() for chunk in self.nodes[t][num_chunks[t] :]))
         if self.sampler.expand == "frontier":
@@ -295,6 +300,26 @@ class _Walk:
             for edge_type, fanouts in self.sampler._fanouts.items()
         ]
 
+    def _find(self, requests: Sequence[HopRequest], hop: int) -> Iterator[tuple[EdgeType, _Found]]:
+        """What each request asks for. Neighbours that are new are added to their node type."""
+        sampler, hoods = self.sampler, self.neighborhoods
+        if sampler._is_numbered_while_drawn and all(request.exclude is None for request in requests):
+            for request in requests:
+                csc, src_type = hoods.csc(request.edge_type), request.edge_type[0]
+                seeds = request.seeds.to(csc.indices.dtype)
+                table = self.tables[src_type]
+                found = table.insert_sampled(
+                    csc, seeds, request.fanout, key=request.key, replace=sampler.replace, buffers=sampler._buffers
+                )
+                if found.fresh.numel():
+                    self._add(src_type, found.fresh)
+                yield request.edge_type, (found.indptr, found.local, found.positions, None)
+            return
+        drawn = hoods.sample(requests, replace=sampler.replace, last=sampler.last, hop=hop)
+        for request, neighbors in zip(requests, drawn, strict=True):
+            local = self._discover(request, neighbors)
+            yield request.edge_type, (neighbors.indptr, local, neighbors.positions, neighbors.weight)
+
     def _discover(self, request: HopRequest, neighbors: Neighbors) -> Tensor:
         """Local ids of the sampled neighbours; new ones are added to their node type."""
         src_type = request.edge_type[0]
@@ -303,9 +328,7 @@ class _Walk:
             self._add(src_type, fresh)
         return local
 
-    def _add_block(
-        self, structure: dict[EdgeType, tuple[Tensor, Tensor, Tensor, Tensor | None]], num_dst: dict[NodeType, int]
-    ) -> None:
+    def _add_block(self, structure: dict[EdgeType, _Found], num_dst: dict[NodeType, int]) -> None:
         num_src = {t: sum(n) for t, n in self.num_nodes.items()}
         csc = {
             t: CSC(indptr, local, num_src[t[0]], partial(self.neighborhoods.edge_ids, t, positions))
@@ -325,11 +348,18 @@ class _Walk:
             edge[edge_type] = self.neighborhoods.edge_ids(edge_type, torch.cat(positions))
         if self.blocks:
             row, col, edge = {}, {}, {}  # every edge is in a block
-        node = {t: torch.cat(chunks).to(torch.int64) for t, chunks in self.nodes.items()}
+        node = {t: self._join_ids(chunks) for t, chunks in self.nodes.items()}
         counts = (self.num_nodes, self.num_edges)
         sample = Sample(node, row, col, edge, *counts, blocks=self.blocks, by_destination=True)
         sample.edge_weight = weights if self.sampler.weighs and not self.blocks else None
         return sample
+
+    def _join_ids(self, chunks: list[Tensor]) -> Tensor:
+        """Of all hops, int64."""
+        if self.sampler.device.type != "cpu":
+            return torch.cat(chunks).to(torch.int64)
+        out = self.sampler._buffers.empty((sum(ids.numel() for ids in chunks),), torch.int64)
+        return torch.cat(chunks, out=out)
 
 
 class _DisjointWalk(_Walk):

@@ -1,6 +1,7 @@
 // Random words, bounded draws and choosing k of n, against their published answers and the plainest way to do each.
 #include "common/draw.h"
 #include "cpu/choose.h"
+#include "cpu/choose_lanes.h"
 #include "cpu/philox_lanes.h"
 #include "native_test.h"
 
@@ -124,6 +125,44 @@ TEST("k of n with replacement is k bounded draws, ascending") {
     std::sort(want.begin(), want.end());
     chooser.with_replacement(stream, words.data(), 10, k, ranks.data());
     EXPECT(ranks == want);
+  }
+}
+
+TEST("choosing in lanes is choosing one by one, but for lanes that may have rejected a word") {
+  RankChooser chooser;
+  Random random(4);
+  for (uint32_t k = 0; k <= kMostLaneDraws; ++k) {
+    for (const bool repeat : {false, true}) {
+      uint32_t sizes[kLanes];
+      std::vector<Stream> streams;
+      std::vector<uint32_t> words(k * kLanes), ranks(k * kLanes);
+      for (uint32_t l = 0; l < kLanes; ++l) {
+        const uint32_t wide[] = {0x7fffffffu, 0x80000001u, 0xfffffffeu};  // of which some are rejected
+        sizes[l] = l < 3 ? wide[l] : k + static_cast<uint32_t>(random.below(l % 2 ? 3 : 5000)) + (repeat ? 1 : 0);
+        streams.push_back({random.next(), random.next(), 0});
+        for (uint32_t j = 0; j < k; ++j) {
+          words[j * kLanes + l] = streams[l].words(j / 4, 0).w[j % 4];
+        }
+      }
+      const uint32_t doubtful = choose_lanes(words.data(), sizes, k, repeat, ranks.data());
+      for (uint32_t l = 0; l < kLanes; ++l) {
+        std::vector<uint32_t> own(k), found(k), want(k);
+        bool may_reject = false;
+        for (uint32_t j = 0; j < k; ++j) {
+          own[j] = words[j * kLanes + l];
+          found[j] = ranks[j * kLanes + l];
+          const uint32_t bound = repeat ? sizes[l] : sizes[l] - k + j + 1;
+          may_reject |= own[j] * bound < bound;
+        }
+        EXPECT((doubtful >> l & 1) == may_reject);
+        if (repeat) {
+          chooser.with_replacement(streams[l], own.data(), sizes[l], k, want.data());
+        } else {
+          chooser.without_replacement(streams[l], own.data(), sizes[l], k, want.data());
+        }
+        EXPECT(may_reject || found == want);
+      }
+    }
   }
 }
 

@@ -88,6 +88,7 @@ def calls() -> dict[str, MeasuredCall]:
     many_out, many_total = native.gat_aggregate(*many, *of_many, None, None, None)
     table = torch.zeros(8 + (2 << 20), dtype=torch.int64)
     native.id_table_init(table, 20, True)
+    of_edges = (torch.empty(120_000, dtype=torch.int64), torch.empty(0, dtype=torch.int64))
     x64 = rows(NODES, 64)
     best, arg = native.spmm_extreme(*wide, x64, None, False)
     extreme = (*wide, arg, best)
@@ -161,6 +162,8 @@ def calls() -> dict[str, MeasuredCall]:
         "bucket_ids": MeasuredCall((ids, torch.tensor([0, 100, NODES])), 2),
         "relabel": MeasuredCall((table, ids), 2),
         "relabel_seeds": MeasuredCall((table, torch.arange(1000)), 2),
+        "sample_into_table": MeasuredCall((table, *many, torch.arange(60_000), 2, False, 3, *of_edges), 2),
+        "sample_into_table: alone": MeasuredCall((table, *many, torch.arange(60_000), 2, False, 3, *of_edges)),
         "lookup": MeasuredCall((table, ids), 2),
         "id_table_init": MeasuredCall((table, 20, True), 2),
         "compact": MeasuredCall((table, [ids[:1000]], [ids], [0]), 2),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 
 import torch
@@ -36,6 +37,15 @@ def test_what_autograd_saved_is_not_used_again() -> None:
     loss.backward()
     assert weight.grad is not None
     assert torch.equal(weight.grad, torch.full((100,), 2000.0))
+
+
+def test_a_copy_begins_with_no_memory() -> None:
+    pool = BufferPool(max_free=2)
+    lent = pool.empty(SHAPE, torch.float32)
+    copied = pickle.loads(pickle.dumps(pool))
+    assert pool.held_bytes() >= lent.nbytes and copied.held_bytes() == 0
+    copied.empty(SHAPE, torch.float32)
+    assert copied.free_bytes() > 0  # it keeps buffers as the first does
 
 
 def test_no_more_than_the_bound_is_kept() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gnnsys.ops import IdTable, compact, compact_scratch
+from gnnsys.ops import CSC, BufferPool, IdTable, compact, compact_scratch, sample_neighbors
 from tests.support.grid import grid
 
 
@@ -94,6 +94,67 @@ def test_repeated_seeds_keep_their_places_and_are_known_by_the_first() -> None:
     assert local.tolist() == [1, 0, 3] and fresh.tolist() == [9]
 
 
+def sampled_in_two_steps(table: IdTable, csc: CSC, seeds: Tensor, fanout: int, replace: bool) -> list[Tensor]:
+    drawn = sample_neighbors(csc, seeds, fanout, key=5, replace=replace)
+    local, fresh = table.insert(drawn.ids)
+    return [drawn.indptr, local, drawn.positions, fresh]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.int32, 1 << 20), (torch.int64, 1 << 20), (torch.int64, 1 << 45)])
+def test_numbering_while_drawing_is_numbering_what_was_drawn(dtype: torch.dtype, bound: int, threads: int) -> None:
+    generator = torch.Generator().manual_seed(3)
+    degrees = torch.randint(0, 40, (5000,), generator=generator)
+    indptr = torch.cat([torch.zeros(1, dtype=torch.int64), degrees.cumsum(0)])
+    indices = torch.randint(0, 200_000, (int(indptr[-1]),), generator=generator).to(dtype)
+    csc, before = CSC(indptr, indices, 200_000), torch.get_num_threads()
+    together, apart, buffers, seen = IdTable(bound), IdTable(bound), BufferPool(2), []
+    try:
+        torch.set_num_threads(threads)
+        for fanout, replace, size in (
+            (3, False, 1000),
+            (-1, False, 3000),
+            (15, True, 4000),
+            (70, False, 5000),
+            (0, True, 9),
+        ):
+            seeds = torch.randint(0, 5000, (size,), generator=generator).to(dtype)
+            for table in (together, apart):
+                table.clear()
+                table.insert_seeds(seeds[:7])
+            for _ in range(2):  # the second time all are known
+                found = together.insert_sampled(csc, seeds, fanout, key=5, replace=replace, buffers=buffers)
+                seen.append((found, sampled_in_two_steps(apart, csc, seeds, fanout, replace)))
+            everything = torch.arange(200_000).to(dtype)
+            assert torch.equal(together.lookup(everything), apart.lookup(everything))
+        for found, wanted in seen:  # none was written over by a later one
+            assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_numbering_while_drawing_refuses_what_both_refuse(threads: int) -> None:
+    csc, before = CSC(torch.arange(0, 4001, 2), torch.arange(4000) % 1000, 1000), torch.get_num_threads()
+    table, seeds = IdTable(1000), torch.arange(2000)
+    try:
+        torch.set_num_threads(threads)
+        with pytest.raises(ValueError, match=r"seeds must be in \[0, 2000\), got 2000"):
+            table.insert_sampled(csc, seeds + 1, 2, key=1)
+        with pytest.raises(ValueError, match="indptr must ascend"):
+            torn = csc.indptr.clone()
+            torn[900] = 5000
+            table.insert_sampled(CSC(torn, csc.indices, 1000), seeds, 2, key=1)
+        with pytest.raises(ValueError, match=r"ids must be in \[0, 4294967296\), got -7"):
+            negative = csc.indices.clone()
+            negative[3100] = -7
+            table.insert_sampled(CSC(csc.indptr, negative, 1000), seeds, 2, key=1)
+        table.clear()
+        assert torch.equal(table.insert_sampled(csc, seeds, 2, key=1).fresh, torch.arange(1000))
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_compact_relabels_several_types_in_one_call() -> None:
     seeds = [torch.tensor([5, 2, 5]), torch.tensor([], dtype=torch.int64), torch.tensor([1], dtype=torch.int32)]
     ids = [torch.tensor([2, 9]), torch.tensor([3, 3, 8]), torch.tensor([9, 4]), torch.tensor([0, 1], dtype=torch.int32)]
@@ -133,3 +194,6 @@ def test_relabelling_is_traceable() -> None:
     torch.library.opcheck(torch.ops.gnnsys.lookup.default, (table, torch.arange(5)))
     utilities = ("test_schema", "test_faketensor")
     torch.library.opcheck(torch.ops.gnnsys.relabel.default, (table, torch.arange(5)), test_utils=utilities)
+    sampled = (table, torch.tensor([0, 2, 3]), torch.tensor([1, 0, 1]), torch.tensor([1, 0]), 1, False, 3)
+    sampled += (torch.empty(4, dtype=torch.int64), torch.empty(4, dtype=torch.int64))
+    torch.library.opcheck(torch.ops.gnnsys.sample_into_table.default, sampled, test_utils=utilities)

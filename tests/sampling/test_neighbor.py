@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 import torch
 from torch import Tensor
@@ -203,6 +205,14 @@ def test_blocks_chain_and_cover_the_sample() -> None:
             assert csc.edge_ids is not None
             assert torch.equal(sample.node[t[0]][csc.indices], edge_index[t][0][csc.edge_ids])
             assert torch.equal(sample.node[t[2]][csc.dst()], edge_index[t][1][csc.edge_ids])
+
+
+def test_a_copy_of_a_sampler_samples_the_same() -> None:
+    graph, _ = homogeneous()
+    sampler = NeighborSampler(graph, [4, 3])
+    seeds = {NODE: torch.arange(50)}
+    first, second = (each.sample(seeds, key=KEY) for each in (sampler, pickle.loads(pickle.dumps(sampler))))
+    assert torch.equal(first.node[NODE], second.node[NODE]) and torch.equal(first.edge[EDGE], second.edge[EDGE])
 
 
 def test_no_seeds_give_an_empty_sample() -> None:
