@@ -1,0 +1,65 @@
+"""Run a training script by torchrun on this machine, or on every host of a file.
+
+Hosts are looked at before anything starts: versions, connections both ways, parts, memory, GPUs, clocks, limits. What
+ranks print comes with host and rank before it. The exit code is that of the first rank that failed; 2 where the job
+was not started, 75 where a host was lost. Nothing of the job is left on any host, however this command ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--local", type=int, metavar="N", help="N ranks on this machine")
+    where.add_argument("--hosts", metavar="FILE", help="on every host of FILE, over ssh (one name per line, or YAML)")
+    parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module, as for python -m")
+    parser.add_argument("--parts", metavar="DIR", help="parts to look for on every host (else: DIRs in ARGS)")
+    parser.add_argument("--no-verify", action="store_true", help="do not compare parts with their checksums")
+    parser.add_argument("--restarts", type=int, default=0, metavar="N", help="start the group again, N times at most")
+    parser.add_argument("--resume", metavar="DIR", help="start only if DIR has a checkpoint to go on from")
+    parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="for every rank; repeatable")
+    parser.add_argument("--port", type=int, default=0, help="where ranks meet on the first host (default: any free)")
+    parser.add_argument("--ssh", default="ssh", metavar="COMMAND", help="such as 'ssh -F my_config' (ssh)")
+    parser.add_argument("--lost-after", type=float, default=30.0, metavar="S", help="silence of a dead host (30)")
+    parser.add_argument("--grace", type=float, default=15.0, metavar="S", help="between SIGTERM and SIGKILL (15)")
+    parser.add_argument("--connect-timeout", type=float, default=20.0, metavar="S", help="for ssh (20)")
+    parser.add_argument("--wait-for-hosts", type=float, default=120.0, metavar="S", help="before a restart (120)")
+    parser.add_argument("script", metavar="SCRIPT", help="your training script")
+    parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="of your script")
+
+
+def run(args: argparse.Namespace) -> int:
+    from gnnsys.launch import Checks, Launcher, LaunchOptions, local_hosts, read_hosts
+
+    if not 0 <= args.port < 65536:
+        raise ValueError(f"--port must be below 65536, or 0 for any free one, got {args.port}")
+    hosts = read_hosts(args.hosts) if args.local is None else local_hosts(args.local)
+    options = LaunchOptions(
+        ssh=tuple(shlex.split(args.ssh)) if args.local is None else None,
+        restarts=args.restarts,
+        lost_after=args.lost_after,
+        grace=args.grace,
+        connect_timeout=args.connect_timeout,
+        wait_for_hosts=args.wait_for_hosts,
+        env=dict(_pair(text) for text in args.env),
+        is_module=args.module,
+    )
+    checks = Checks(
+        script=None if args.module else args.script,
+        arguments=args.args,
+        parts=args.parts,
+        verify=not args.no_verify,
+        port=args.port,
+        checkpoints=args.resume,
+    )
+    return Launcher(hosts, [args.script, *args.args], checks, options).run()
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise ValueError(f"--env must be NAME=VALUE, got {text!r}")
+    return name, value

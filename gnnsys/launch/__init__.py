@@ -1,0 +1,27 @@
+"""From one description to torchrun on every host: over ssh, here, by Slurm or for Kubernetes; and parts to their hosts.
+
+`gnnsys launch` and `gnnsys push` are its command line. Importing this room does not import torch.
+"""
+
+from gnnsys.launch.host_facts import host_facts, source_digest, versions
+from gnnsys.launch.host_group import EXIT_HOST_LOST, LaunchOptions
+from gnnsys.launch.hosts import Host, local_hosts, read_hosts
+from gnnsys.launch.launcher import EXIT_NOT_STARTED, Launcher
+from gnnsys.launch.preflight import Checks, Finding, judge_host, judge_versions
+
+__all__ = [
+    "EXIT_HOST_LOST",
+    "EXIT_NOT_STARTED",
+    "Checks",
+    "Finding",
+    "Host",
+    "LaunchOptions",
+    "Launcher",
+    "host_facts",
+    "judge_host",
+    "judge_versions",
+    "local_hosts",
+    "read_hosts",
+    "source_digest",
+    "versions",
+]
