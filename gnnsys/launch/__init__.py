@@ -8,6 +8,7 @@ from gnnsys.launch.host_group import EXIT_HOST_LOST, LaunchOptions
 from gnnsys.launch.hosts import Host, local_hosts, read_hosts
 from gnnsys.launch.launcher import EXIT_NOT_STARTED, Launcher
 from gnnsys.launch.preflight import Checks, Finding, judge_host, judge_versions
+from gnnsys.launch.push import Pushed, PushOptions, push_parts
 
 __all__ = [
     "EXIT_HOST_LOST",
@@ -17,10 +18,13 @@ __all__ = [
     "Host",
     "LaunchOptions",
     "Launcher",
+    "PushOptions",
+    "Pushed",
     "host_facts",
     "judge_host",
     "judge_versions",
     "local_hosts",
+    "push_parts",
     "read_hosts",
     "source_digest",
     "versions",

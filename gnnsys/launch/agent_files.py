@@ -20,6 +20,7 @@ class Receiver:
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, str], tuple[int, int, int]] = {}  # (path, name) -> descriptor, bytes, CRC-32
+        self._errors: dict[tuple[str, str], str] = {}
 
     def have(self, path: str, files: list[list[Any]], manifest: int) -> dict[str, Any]:
         """What there is of each [name, bytes, crc32]: whole, damaged, or so many bytes of it with their CRC-32.
@@ -46,6 +47,8 @@ class Receiver:
         """Bytes of a file from `offset` on. Errors are told by `finish`."""
         key = (path, name)
         try:
+            if key in self._errors:
+                return
             if key not in self._open:
                 self._open[key] = self._begin(path, name, offset)
             descriptor, count, crc32 = self._open[key]
@@ -55,20 +58,21 @@ class Receiver:
             while view:
                 view = view[os.pwrite(descriptor, view, offset + len(data) - len(view)) :]
             self._open[key] = descriptor, count + len(data), zlib.crc32(data, crc32)
-        except OSError:  # disk full, no right to write
+        except OSError as error:  # disk full, no right to write
+            self._errors[key] = str(error)
             if key in self._open:
                 os.close(self._open.pop(key)[0])
 
     def finish(self, path: str, name: str, bytes: int, crc32: int) -> None:
         """The file becomes what it is called, if all has come. An error names it, and what was wrong is removed."""
         target, key = self._target(path, name), (path, name)
-        if key not in self._open:
-            self._open[key] = self._begin(path, name, 0)  # an empty file; or the error that `put` met
+        if why := self._errors.pop(key, None):
+            raise ValueError(f"{target} cannot be written: {why}")
         descriptor, count, found = self._open.pop(key)
         os.fsync(descriptor)
         os.close(descriptor)
         if count != bytes:
-            raise ValueError(f"{target}: {count} of {bytes} bytes could be written: is the disk full?")
+            raise ValueError(f"{target}: {count} of {bytes} bytes have come")
         if found != crc32:
             _incoming(target).unlink()
             raise ValueError(f"{target} does not match its checksum: a byte was changed on its way, or at its source")
