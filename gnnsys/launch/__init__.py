@@ -9,10 +9,12 @@ from gnnsys.launch.hosts import Host, local_hosts, read_hosts
 from gnnsys.launch.launcher import EXIT_NOT_STARTED, Launcher
 from gnnsys.launch.preflight import Checks, Finding, judge_host, judge_versions
 from gnnsys.launch.push import Pushed, PushOptions, push_parts
+from gnnsys.launch.slurm import SRUN, SlurmOptions, batch_file, in_allocation, slurm_hosts, submit
 
 __all__ = [
     "EXIT_HOST_LOST",
     "EXIT_NOT_STARTED",
+    "SRUN",
     "Checks",
     "Finding",
     "Host",
@@ -20,12 +22,17 @@ __all__ = [
     "Launcher",
     "PushOptions",
     "Pushed",
+    "SlurmOptions",
+    "batch_file",
     "host_facts",
+    "in_allocation",
     "judge_host",
     "judge_versions",
     "local_hosts",
     "push_parts",
     "read_hosts",
+    "slurm_hosts",
     "source_digest",
+    "submit",
     "versions",
 ]

@@ -42,14 +42,16 @@ class HostError(Exception):
 
 
 def agent_command(host: Host, ssh: Sequence[str] | None, lost_after: float, connect_timeout: float) -> list[str]:
-    """What starts the agent of a host: over ssh, or here where `ssh` is None."""
+    """What starts the agent of a host: over ssh (or srun, which takes a host otherwise), or here if `ssh` is None."""
     if ssh is None:
         return [sys.executable, "-m", "gnnsys.launch.agent"]
+    inside = f"cd {shlex.quote(host.workdir)} && exec {shlex.quote(host.python)} -m gnnsys.launch.agent"
+    if ssh[0] == "srun":
+        return [*ssh, f"--nodelist={host.name}", "sh", "-c", inside]
     alive = max(1, round(lost_after / 3))
     options = ["BatchMode=yes", f"ConnectTimeout={max(1, round(connect_timeout))}", "ServerAliveCountMax=3"]
     options += [f"ServerAliveInterval={alive}", "ForwardX11=no", "ClearAllForwardings=yes"]
     where = host.address if host.user is None else f"{host.user}@{host.address}"
-    inside = f"cd {shlex.quote(host.workdir)} && exec {shlex.quote(host.python)} -m gnnsys.launch.agent"
     flags = [word for option in options for word in ("-o", option)]
     return [*ssh, "-T", *flags, "-p", str(host.port), where, shlex.join(["sh", "-c", inside])]
 

@@ -9,12 +9,22 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import sys
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--local", type=int, metavar="N", help="N ranks on this machine")
     where.add_argument("--hosts", metavar="FILE", help="on every host of FILE, over ssh (one name per line, or YAML)")
+    where.add_argument("--slurm", action="store_true", help="on the nodes of this Slurm allocation, or of a new one")
+    parser.add_argument("--nodes", type=int, metavar="N", help="of a new Slurm allocation; of pods, with --k8s")
+    parser.add_argument("--ranks", type=int, default=0, metavar="N", help="per node of Slurm (default: one per GPU)")
+    parser.add_argument(
+        "--sbatch", default="", metavar="OPTIONS", help="for a new allocation: --sbatch='--time=1:00:00'"
+    )
+    parser.add_argument(
+        "--print", action="store_true", help="with --slurm --nodes: print the batch file, submit nothing"
+    )
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module, as for python -m")
     parser.add_argument("--parts", metavar="DIR", help="parts to look for on every host (else: DIRs in ARGS)")
     parser.add_argument("--no-verify", action="store_true", help="do not compare parts with their checksums")
@@ -32,13 +42,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gnnsys.launch import Checks, Launcher, LaunchOptions, local_hosts, read_hosts
+    from gnnsys.launch import SRUN, Checks, Launcher, LaunchOptions, in_allocation, local_hosts, read_hosts, slurm_hosts
 
     if not 0 <= args.port < 65536:
         raise ValueError(f"--port must be below 65536, or 0 for any free one, got {args.port}")
-    hosts = read_hosts(args.hosts) if args.local is None else local_hosts(args.local)
+    if args.slurm and (args.nodes is not None or not in_allocation()):
+        return _submit(args)
+    if args.slurm:
+        hosts, ssh = slurm_hosts(args.ranks), (SRUN if args.ssh == "ssh" else tuple(shlex.split(args.ssh)))
+    elif args.hosts is not None:
+        hosts, ssh = read_hosts(args.hosts), tuple(shlex.split(args.ssh))
+    else:
+        hosts, ssh = local_hosts(args.local), None
     options = LaunchOptions(
-        ssh=tuple(shlex.split(args.ssh)) if args.local is None else None,
+        ssh=ssh,
         restarts=args.restarts,
         lost_after=args.lost_after,
         grace=args.grace,
@@ -56,6 +73,36 @@ def run(args: argparse.Namespace) -> int:
         checkpoints=args.resume,
     )
     return Launcher(hosts, [args.script, *args.args], checks, options).run()
+
+
+def _submit(args: argparse.Namespace) -> int:
+    """A batch job that runs this command again, inside its allocation."""
+    from pathlib import Path
+
+    from gnnsys.launch import SlurmOptions, batch_file, submit
+
+    if args.nodes is None:
+        raise ValueError("there is no Slurm allocation here: say --nodes N for a new one, or use salloc")
+    name = Path(args.script).stem
+    options = SlurmOptions(num_nodes=args.nodes, arguments=tuple(shlex.split(args.sbatch)), job_name=f"gnnsys-{name}")
+    command = [sys.executable, "-m", "gnnsys.cli", "launch", *_again(args)]
+    text = batch_file(command, options, str(Path.cwd()))
+    if args.print:
+        print(text, end="")
+    else:
+        print(f"submitted batch job {submit(text)}; what it prints is in the file that --output names (slurm-%j.out)")
+    return 0
+
+
+def _again(args: argparse.Namespace) -> list[str]:
+    """The options of this command that count inside an allocation."""
+    words = ["--slurm", f"--ranks={args.ranks}", f"--restarts={args.restarts}", f"--port={args.port}"]
+    for name in ("lost_after", "grace", "connect_timeout", "wait_for_hosts"):
+        words.append(f"--{name.replace('_', '-')}={getattr(args, name):g}")
+    words += [f"--{name}={value}" for name in ("parts", "resume") if (value := getattr(args, name)) is not None]
+    words += [f"--env={pair}" for pair in args.env]
+    words += (["--no-verify"] if args.no_verify else []) + (["-m"] if args.module else [])
+    return [*words, args.script, *args.args]
 
 
 def _pair(text: str) -> tuple[str, str]:
