@@ -6,6 +6,7 @@
 from gnnsys.launch.host_facts import host_facts, source_digest, versions
 from gnnsys.launch.host_group import EXIT_HOST_LOST, LaunchOptions
 from gnnsys.launch.hosts import Host, local_hosts, read_hosts
+from gnnsys.launch.kubernetes import PodOptions, manifest_text, pytorch_job
 from gnnsys.launch.launcher import EXIT_NOT_STARTED, Launcher
 from gnnsys.launch.preflight import Checks, Finding, judge_host, judge_versions
 from gnnsys.launch.push import Pushed, PushOptions, push_parts
@@ -20,6 +21,7 @@ __all__ = [
     "Host",
     "LaunchOptions",
     "Launcher",
+    "PodOptions",
     "PushOptions",
     "Pushed",
     "SlurmOptions",
@@ -29,7 +31,9 @@ __all__ = [
     "judge_host",
     "judge_versions",
     "local_hosts",
+    "manifest_text",
     "push_parts",
+    "pytorch_job",
     "read_hosts",
     "slurm_hosts",
     "source_digest",

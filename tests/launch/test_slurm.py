@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -77,3 +78,7 @@ def test_a_real_slurm_runs_a_job_of_two_tasks(tmp_path):
         assert said.startswith("submitted batch job ")
         await_true(lambda: (tmp_path / "out").exists() and num_idle(lab, env) == 2, "the end of the batch job")
         assert "h2:1 | rank 1 of 2 on h2" in (tmp_path / "out").read_text()
+        by_hand = ["sbatch", "--wait", f"--output={tmp_path}/by_hand", str(ROOT / "launch" / "slurm.sbatch")]
+        env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
+        lab.exec(1, [*by_hand, str(tmp_path / "script.py"), "none"], env=env, timeout=170)
+        assert "rank 1 of 2 on h" in (tmp_path / "by_hand").read_text()

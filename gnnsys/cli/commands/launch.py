@@ -17,14 +17,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--local", type=int, metavar="N", help="N ranks on this machine")
     where.add_argument("--hosts", metavar="FILE", help="on every host of FILE, over ssh (one name per line, or YAML)")
     where.add_argument("--slurm", action="store_true", help="on the nodes of this Slurm allocation, or of a new one")
-    parser.add_argument("--nodes", type=int, metavar="N", help="of a new Slurm allocation; of pods, with --k8s")
-    parser.add_argument("--ranks", type=int, default=0, metavar="N", help="per node of Slurm (default: one per GPU)")
+    where.add_argument("--k8s", action="store_true", help="print a manifest for Kubeflow's training operator")
+    parser.add_argument("--nodes", type=int, metavar="N", help="of a new Slurm allocation, or pods")
+    parser.add_argument(
+        "--ranks", type=int, default=0, metavar="N", help="per node of Slurm (default: one per GPU), or pod"
+    )
     parser.add_argument(
         "--sbatch", default="", metavar="OPTIONS", help="for a new allocation: --sbatch='--time=1:00:00'"
     )
     parser.add_argument(
         "--print", action="store_true", help="with --slurm --nodes: print the batch file, submit nothing"
     )
+    pods = parser.add_argument_group("with --k8s")
+    pods.add_argument("--image", default="", help="that has your script, torch and gnnsys")
+    pods.add_argument("--name", help="of the job (default: that of the script)")
+    pods.add_argument("--gpus", type=int, default=0, metavar="N", help="for each pod")
+    pods.add_argument("--memory", metavar="SIZE", help="for each pod: 64Gi")
+    pods.add_argument("--shm", default="8Gi", metavar="SIZE", help="of each pod's /dev/shm (8Gi)")
+    pods.add_argument("--claim", metavar="NAME:/PATH", help="a volume claim with parts and checkpoints")
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module, as for python -m")
     parser.add_argument("--parts", metavar="DIR", help="parts to look for on every host (else: DIRs in ARGS)")
     parser.add_argument("--no-verify", action="store_true", help="do not compare parts with their checksums")
@@ -46,6 +56,8 @@ def run(args: argparse.Namespace) -> int:
 
     if not 0 <= args.port < 65536:
         raise ValueError(f"--port must be below 65536, or 0 for any free one, got {args.port}")
+    if args.k8s:
+        return _print_manifest(args)
     if args.slurm and (args.nodes is not None or not in_allocation()):
         return _submit(args)
     if args.slurm:
@@ -103,6 +115,28 @@ def _again(args: argparse.Namespace) -> list[str]:
     words += [f"--env={pair}" for pair in args.env]
     words += (["--no-verify"] if args.no_verify else []) + (["-m"] if args.module else [])
     return [*words, args.script, *args.args]
+
+
+def _print_manifest(args: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from gnnsys.launch import PodOptions, manifest_text, pytorch_job
+
+    options = PodOptions(
+        name=args.name or Path(args.script).stem.lower().replace("_", "-"),
+        image=args.image,
+        num_pods=1 if args.nodes is None else args.nodes,
+        num_ranks=args.ranks or args.gpus or 1,
+        gpus=args.gpus,
+        memory=args.memory,
+        shm=args.shm,
+        claim=args.claim,
+        restarts=args.restarts,
+        env=dict(_pair(text) for text in args.env),
+    )
+    command = [*(["-m"] if args.module else []), args.script, *args.args]
+    print(manifest_text(pytorch_job(command, options)), end="")
+    return 0
 
 
 def _pair(text: str) -> tuple[str, str]:
