@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # torchrun on every host of a file, over ssh, by hand. `gnnsys launch --hosts FILE` does the same, looks before it
-# starts, names the rank that failed, and leaves nothing behind even when it is killed.
+# starts, names the rank that failed, and leaves nothing behind even when it is killed. Here the torchrun of a host may
+# wait up to five minutes for another one that has failed.
 #
 #   launch/ssh.sh HOSTS RANKS SCRIPT [ARGS...]      HOSTS: a file with one host name per line; RANKS: on each of them
 #   SSH='ssh -F my_config' PORT=29400 launch/ssh.sh ...

@@ -57,5 +57,5 @@ def test_torchrun_over_ssh_by_hand(tmp_path):
             lines = {line.rstrip("\r") for line in done.stdout.splitlines() if " | rank " in line}
             assert {line.split(" on ")[0].split(" | ")[1] for line in lines} == {"rank 0 of 2", "rank 1 of 2"}
             assert {line.split(" | ")[0] for line in lines} == set(addresses)
-            for host in hosts.lab.hosts:
+            for host in hosts.lab.hosts if code == 0 else ():  # the torchrun of the other host may wait for a while
                 hosts.await_nothing(host)
