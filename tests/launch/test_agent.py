@@ -132,6 +132,18 @@ def test_a_command_ends_with_its_own_code_and_its_leftovers(agent, tmp_path):
     assert told[2] == {"event": "ended", "code": 7, "failures": []}
 
 
+def test_a_launcher_that_waits_long_is_not_silent_and_an_agent_that_stops_is(tmp_path):
+    channel = AgentChannel(Host(name="here"), PLAIN_AGENT, lambda *_: None, lost_after=2.0)
+    with contextlib.closing(channel):
+        pid = asked(channel, "hello", patience=2.0)["pid"]
+        assert not channel._closing.wait(2.5)  # longer than its patience
+        assert agent_pid(channel) == pid  # it was told meanwhile that the launcher lives
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(HostLost, match=r"here: it has been silent for \d+ s"):
+            channel.result(channel.ask("ping"), HANGS_AFTER)
+        os.kill(pid, signal.SIGKILL)
+
+
 def test_what_a_login_shell_prints_first_is_passed_over(tmp_path):
     noisy = ["sh", "-c", f"echo Welcome; echo '{{}}'; exec {' '.join(PLAIN_AGENT)}"]
     channel = AgentChannel(Host(name="here"), noisy, lambda *_: None)
