@@ -195,6 +195,16 @@ def test_a_pipe_that_nobody_reads_does_not_hold_a_writer_for_ever():
     os.close(writer)
 
 
+def test_limits_are_raised_as_far_as_they_may_be_and_no_further():
+    program = (
+        "import resource\nfrom gnnsys.launch.host_facts import MOST_FILES, raise_limits\n"
+        "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))\nraise_limits()\n"
+        "assert resource.getrlimit(resource.RLIMIT_NOFILE) == (min(hard, MOST_FILES), hard)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
 def test_facts_are_plain_and_come_without_torch():
     program = "import sys; from gnnsys.launch import host_facts; host_facts(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
