@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gnnsys.graph import file_checksum, sbm
-from gnnsys.launch import Host, PushOptions, push_parts
+from gnnsys.launch import Checks, Host, LaunchOptions, PushOptions, push_parts
+from gnnsys.launch.host_group import HostGroup
 from gnnsys.launch.part_files import PartFile, problem, read_listing
 from gnnsys.launch.push import shares_of
 from gnnsys.partition import open_parts, partition_graph
@@ -132,6 +134,29 @@ def test_a_disk_that_cannot_be_written_is_told(parts, tmp_path):
     (tmp_path / "h0" / "data").write_text("a file where a folder is to be")
     (pushed,) = push(parts, [host])
     assert pushed.error is not None and "data/part-0000/0000.npy cannot be written: " in pushed.error
+
+
+def looked_at(hosts: list[Host]) -> list[str]:
+    """What a launch finds wrong with `data` before it starts."""
+    group = HostGroup(hosts, LaunchOptions(ssh=HERE, connect_timeout=120.0), lambda *_: None)
+    try:
+        return [str(finding) for finding in group.connect(Checks(parts="data"), 0.0, verify=True).findings]
+    finally:
+        group.close()
+
+
+def test_a_launch_finds_what_a_push_has_not_brought_and_nothing_once_it_has(parts, tmp_path):
+    hosts = [replace(host, address="127.0.0.1") for host in own_disks(tmp_path, 2)]
+    remedy = "gnnsys push data --hosts FILE"
+    assert looked_at(hosts) == ["h0: data has no parts: gnnsys push sends them, gnnsys partition makes them"]
+    push(parts, hosts)
+    assert looked_at(hosts) == []
+    (tmp_path / "h1" / "data" / "part-0005" / "0002.npy").unlink()
+    assert looked_at(hosts) == [f"h1: data/part-0005/0002.npy is missing: {remedy}"]
+    (tmp_path / "h1" / "data" / "manifest.json").write_text((parts / "manifest.json").read_text() + " ")
+    assert looked_at(hosts) == [f"h1: data has other parts than on h0: {remedy} --overwrite"]
+    (tmp_path / "h1" / "data" / "manifest.json").unlink()
+    assert looked_at(hosts) == [f"h1: data has no manifest.json, as h0 has: {remedy}"]
 
 
 def test_other_parts_are_not_overwritten_unless_asked(parts, tmp_path):
