@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from gnnsys.launch import agent_checks, agent_files
-from gnnsys.launch.host_facts import host_facts, raise_limits
+from gnnsys.launch.local_facts import host_facts, raise_limits
 from gnnsys.launch.messages import BANNER, MessageReader, MessageWriter
 from gnnsys.launch.process_keeper import become_subreaper, end_descendants
 from gnnsys.launch.rank_output import HEADER_TEMPLATE, RankOutput
@@ -157,9 +157,10 @@ class Agent:
         else:
             self._say(id=number, ok=answer)
 
-    def _hello(self, patience: float, script: str | None = None) -> dict[str, Any]:
+    def _hello(self, patience: float, script: str | None = None, facts: bool = True) -> dict[str, Any]:
         self._patience = float(patience)
-        return {**host_facts(), "has_script": script is None or os.path.isfile(script), "pid": os.getpid()}
+        has_script = script is None or os.path.isfile(script)
+        return {**(host_facts() if facts else {}), "has_script": has_script, "pid": os.getpid()}
 
     def _start(self, arguments: list[str], env: dict[str, str], grace: float) -> dict[str, int]:
         if self._job is not None:

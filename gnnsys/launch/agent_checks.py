@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 import socket
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,7 @@ class Ports:
 
 def reach(targets: list[dict[str, Any]], timeout: float) -> dict[str, str]:
     """Tries to open a connection to each target; by name, why it failed."""
+    from concurrent.futures import ThreadPoolExecutor  # imports logging, which no other request needs
 
     def attempt(target: dict[str, Any]) -> str | None:
         try:

@@ -116,7 +116,7 @@ def _push_to(
         channel = AgentChannel(host, command, lambda *_: None, lost_after=options.lost_after)
         try:
             sender = _PartSender(channel, listing, target, pushed, counted)
-            channel.result(channel.ask("hello", patience=options.lost_after), options.connect_timeout)
+            channel.result(channel.ask("hello", patience=options.lost_after, facts=False), options.connect_timeout)
             sender.send(share, options.overwrite)
         finally:
             channel.close()

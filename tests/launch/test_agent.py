@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from gnnsys.launch.channel import AgentChannel, HostError, HostLost
-from gnnsys.launch.host_facts import host_facts
 from gnnsys.launch.hosts import Host
+from gnnsys.launch.local_facts import host_facts
 from gnnsys.launch.messages import MessageReader, MessageWriter
 from tests.support.processes import HANGS_AFTER, ROOT, await_true
 
@@ -197,7 +197,7 @@ def test_a_pipe_that_nobody_reads_does_not_hold_a_writer_for_ever():
 
 def test_limits_are_raised_as_far_as_they_may_be_and_no_further():
     program = (
-        "import resource\nfrom gnnsys.launch.host_facts import MOST_FILES, raise_limits\n"
+        "import resource\nfrom gnnsys.launch.local_facts import MOST_FILES, raise_limits\n"
         "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))\nraise_limits()\n"
         "assert resource.getrlimit(resource.RLIMIT_NOFILE) == (min(hard, MOST_FILES), hard)\n"

@@ -42,7 +42,6 @@ def package_is_found(monkeypatch, tmp_path):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
-@pytest.mark.long  # the same of two hosts over ssh: test_ssh.py
 def test_lines_have_their_rank_and_the_first_that_fails_is_named_with_its_traceback_and_code(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(RAISES)

@@ -56,6 +56,7 @@ time.sleep(1000)
 """
 
 
+@pytest.mark.long  # the same on this machine: test_local.py
 def test_a_rank_that_raises_is_named_with_its_traceback_and_code_and_nothing_is_left(hosts, tmp_path):
     script = tmp_path / "raises.py"
     script.write_text(RAISES)
