@@ -1,0 +1,84 @@
+"""From one description to torchrun on every host: over ssh, here, by Slurm or for Kubernetes; and parts to their hosts.
+
+`gnnsys launch` and `gnnsys push` are its command line. Its modules are loaded when first used, so that an agent
+is up at once; none of them imports torch before it must.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gnnsys.launch.host_group import EXIT_HOST_LOST, LaunchOptions
+    from gnnsys.launch.hosts import Host, local_hosts, read_hosts
+    from gnnsys.launch.kubernetes import PodOptions, manifest_text, pytorch_job
+    from gnnsys.launch.launcher import EXIT_NOT_STARTED, Launcher
+    from gnnsys.launch.local_facts import host_facts, source_digest, versions
+    from gnnsys.launch.preflight import Checks, Finding, judge_host, judge_versions
+    from gnnsys.launch.push import Pushed, PushOptions, push_parts
+    from gnnsys.launch.slurm import SRUN, SlurmOptions, batch_file, in_allocation, slurm_hosts, submit
+
+__all__ = [
+    "EXIT_HOST_LOST",
+    "EXIT_NOT_STARTED",
+    "SRUN",
+    "Checks",
+    "Finding",
+    "Host",
+    "LaunchOptions",
+    "Launcher",
+    "PodOptions",
+    "PushOptions",
+    "Pushed",
+    "SlurmOptions",
+    "batch_file",
+    "host_facts",
+    "in_allocation",
+    "judge_host",
+    "judge_versions",
+    "local_hosts",
+    "manifest_text",
+    "push_parts",
+    "pytorch_job",
+    "read_hosts",
+    "slurm_hosts",
+    "source_digest",
+    "submit",
+    "versions",
+]
+
+_MODULE_OF = {
+    "Checks": "preflight",
+    "EXIT_HOST_LOST": "host_group",
+    "EXIT_NOT_STARTED": "launcher",
+    "Finding": "preflight",
+    "Host": "hosts",
+    "LaunchOptions": "host_group",
+    "Launcher": "launcher",
+    "PodOptions": "kubernetes",
+    "PushOptions": "push",
+    "Pushed": "push",
+    "SRUN": "slurm",
+    "SlurmOptions": "slurm",
+    "batch_file": "slurm",
+    "host_facts": "local_facts",
+    "in_allocation": "slurm",
+    "judge_host": "preflight",
+    "judge_versions": "preflight",
+    "local_hosts": "hosts",
+    "manifest_text": "kubernetes",
+    "push_parts": "push",
+    "pytorch_job": "kubernetes",
+    "read_hosts": "hosts",
+    "slurm_hosts": "slurm",
+    "source_digest": "local_facts",
+    "submit": "slurm",
+    "versions": "local_facts",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'gnnsys.launch' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"gnnsys.launch.{_MODULE_OF[name]}"), name)
