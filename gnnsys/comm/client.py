@@ -32,6 +32,7 @@ from gnnsys.comm.peer_link import Connection, Link, make_name
 from gnnsys.comm.peer_watch import PeerWatch
 from gnnsys.comm.pending import Pending
 from gnnsys.comm.sockets import WakeUp
+from gnnsys.comm.turned_away import TurnedAway
 from gnnsys.comm.wire import Limits
 
 _log = logging.getLogger(__name__)
@@ -40,7 +41,6 @@ _DRAIN = 256  # messages read from one socket before the others get their turn
 _CLOSE_SECONDS = 5.0
 _LINGER_MS = 500
 _RESEND_SECONDS, _PING_SECONDS = 5.0, 2.0  # at most
-_BUSY_SECONDS = (0.02, 1.0)  # before a request that a peer had no room for is sent again: at first, and at most
 _REQUEST_LOAD = 1 << 16  # bytes that a request counts as where lanes are compared, besides its reply
 MAX_LANES = 16
 
@@ -102,7 +102,7 @@ class Client:
             self, self._links, self._agreements, self._limits, self._ids, lost_after=lost_after,
             resend_after=resend_after, ping_interval=ping_interval,
         )  # fmt: skip
-        self._turned_away: list[tuple[float, Link, Connection, Pending]] = []  # when to send them again
+        self._turned_away = TurnedAway()
         self._wake_up = WakeUp()
         self._epoll = select.epoll()
         self._epoll.register(self._wake_up.fileno(), select.EPOLLIN)
@@ -344,8 +344,9 @@ class Client:
                     socket.check_leader()
                 if is_due or socket.hot or socket.fd in ready:
                     self._read(link, connection, socket)
-            if self._turned_away and now >= self._turned_away[0][0]:
-                self._try_again(now)
+            if now >= self._turned_away.next_at:
+                for _, link, connection, pending in self._turned_away.take_due(now):
+                    self.send_again(link, connection, pending, now)
             if is_due and (was_paused or not paused):  # after a pause, what has come is read first
                 self._next_deadline = math.inf
                 due = self._watch.check(now)
@@ -421,8 +422,8 @@ class Client:
         """
         self._wakes_at = math.inf
         self._wakes_at = min(next_tick, self._next_deadline)
-        again_at = self._turned_away[0][0] if self._turned_away else math.inf
-        return max(0.0, min(self._wakes_at, self._watch.next_beat, again_at) - time.monotonic()) + 1e-3
+        until = min(self._wakes_at, self._watch.next_beat, self._turned_away.next_at)
+        return max(0.0, until - time.monotonic()) + 1e-3
 
     def _accept(self, link: Link, connection: Connection, frames: Sequence[ReceivedFrame], now: float) -> None:
         try:
@@ -466,27 +467,15 @@ class Client:
         self, link: Link, connection: Connection, pending: Pending, header: wire.Header,
         frames: Sequence[ReceivedFrame], now: float,
     ) -> None:  # fmt: skip
-        """The peer had no room for a request and dropped it. It is sent again, after longer and longer waits."""
+        """The peer had no room for a request and dropped it: it is sent again later."""
+        refusal = pending.refusal
         try:
-            pending.refusal = str(wire.read_message(header, frames, self._limits).options.get("text", ""))
+            refusal = str(wire.read_message(header, frames, self._limits).options.get("text", ""))
         except WireError as error:
             self._tally.note(f"malformed: {error.reason}")
         self._tally.note("busy")
-        pending.last_sign = now
-        first, longest = _BUSY_SECONDS
-        again_at = now + min(first * 2**pending.num_refused, longest)
-        pending.num_refused = min(pending.num_refused + 1, 16)
-        with self._lock:
-            self._turned_away.append((again_at, link, connection, pending))
-            self._turned_away.sort(key=lambda entry: entry[0])
+        self._turned_away.add(link, connection, pending, refusal, now)
         self._wake_up.wake()  # where a caller has read this
-
-    def _try_again(self, now: float) -> None:
-        with self._lock:
-            due = [entry for entry in self._turned_away if entry[0] <= now]
-            self._turned_away = self._turned_away[len(due) :]
-        for _, link, connection, pending in due:
-            self.send_again(link, connection, pending, now)
 
     def send_again(self, link: Link, connection: Connection, pending: Pending, now: float) -> None:
         frames = pending.frames  # none where another thread has ended it

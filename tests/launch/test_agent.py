@@ -6,6 +6,7 @@ Jobs are shell commands that start daemons of their own, as the worst of trainin
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import queue
 import signal
@@ -121,6 +122,18 @@ def test_a_launcher_that_is_killed_leaves_nothing(tmp_path):
         await_true(lambda: all(file.exists() and file.read_text().strip() for file in files), "the job")
         launcher.kill()
     await_end([*pids, *(int(file.read_text()) for file in files)], tmp_path)
+
+
+def test_what_a_job_left_that_ended_with_its_host_is_removed_by_the_next(agent, tmp_path):
+    """As after a loss of power. The folder of a job that runs stays."""
+    for name in ("stale", "used"):
+        (tmp_path / f"gnnsys-launch-{name}").mkdir()
+        (tmp_path / f"gnnsys-launch-{name}" / "lock").touch()
+    with open(tmp_path / "gnnsys-launch-used" / "lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        start(agent, tmp_path)
+        names = {folder.name for folder in tmp_path.glob("gnnsys-launch-*")}
+    assert len(names) == 2 and "gnnsys-launch-used" in names and "gnnsys-launch-stale" not in names
 
 
 def test_a_command_ends_with_its_own_code_and_its_leftovers(agent, tmp_path):
