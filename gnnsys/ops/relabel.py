@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -102,7 +103,7 @@ class IdTable:
         others are drawn. Where the table has to grow, they are drawn again. Edges are written to one of `buffers`."""
         num_seeds = seeds.numel()
         if 2 * num_seeds > self._rows.numel():
-            self._rows = torch.empty(2 * num_seeds, dtype=torch.int64, device="cpu")
+            self._rows = torch.from_numpy(np.empty(2 * num_seeds, np.int64))  # MemoryError, where torch has another
         most = 2 * num_seeds * max(fanout, 0)  # beyond that, and of all in-edges, the op takes what it needs
         room = self._rows[:0]
         if buffers is not None and most <= _MOST_ROOM:
