@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gnnsys import explain as explain
     from gnnsys import fullgraph as fullgraph
     from gnnsys import graph as graph
+    from gnnsys import launch as launch
     from gnnsys import loader as loader
     from gnnsys import metrics as metrics
     from gnnsys import nn as nn
@@ -124,6 +125,7 @@ _ROOMS = (
     "fullgraph",
     "graph",
     "lab",
+    "launch",
     "loader",
     "metrics",
     "nn",

@@ -20,7 +20,10 @@ from gnnsys.observe import format_size
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    options = parser().parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["ssh"] and "--" not in words:
+        words.insert(1, "--")  # what follows are options of ssh
+    options = parser().parse_args(words)
     try:
         return options.do(options)
     except (ValueError, RuntimeError) as error:
@@ -49,6 +52,15 @@ def execute(options: argparse.Namespace) -> int:
     command = rest(options.args)
     result = lab.exec(options.host, command, timeout=options.timeout, check=False, heard=lambda line: say(None, line))
     return summary([result])
+
+
+def ssh(options: argparse.Namespace) -> int:
+    """In the place of ssh, for `gnnsys launch --ssh`: the last two words are host and command."""
+    words = [word for word in options.args if word != "--"]
+    lab = Lab.attach(chosen(options.lab))
+    if len(words) < 2 or words[-2].split("@")[-1] not in lab.names:
+        raise ValueError(f"give a host of the lab and a command; hosts: {', '.join(lab.names)}")
+    lab.become(1 + lab.names.index(words[-2].split("@")[-1]), words[-1])
 
 
 def change_rate(options: argparse.Namespace) -> int:
@@ -154,6 +166,8 @@ def parser() -> argparse.ArgumentParser:
             made.add_argument("host", type=int)
         made.add_argument("--timeout", type=float, default=3600.0, help="seconds until everything is killed")
         made.add_argument("args", nargs=argparse.REMAINDER, metavar="-- ARGS")
+    made = command("ssh", ssh, "what `gnnsys launch --ssh 'python launch/lab.py ssh'` calls")
+    made.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS")
     made = command("rate", change_rate, "change the rate of every link or one host's")
     made.add_argument("rate", help="1gbit, 100mbit, or none")
     made.add_argument("--host", type=int)

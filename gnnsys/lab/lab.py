@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from gnnsys.lab import control_groups, state
 from gnnsys.lab.command import Command, Result
@@ -282,6 +282,17 @@ class Lab:
         finally:
             for each in started:
                 each.kill()
+
+    def become(self, host: int, command: str) -> NoReturn:
+        """This process becomes a shell command on a host, with its own input and output, as ssh would have it run.
+
+        It is in the host's control groups, and dies with the host (`kill`, `down`).
+        """
+        index = self._check(host) - 1
+        for leaf in self._host_groups[index].leaf(f"command-{secrets.token_hex(4)}"):
+            (leaf / "cgroup.procs").write_text("0")
+        spaces = ["--mount", "--uts", "--ipc", "--net", "--pid"]
+        os.execvp("nsenter", ["nsenter", f"--target={self._first_pids[index]}", *spaces, "--", "sh", "-c", command])
 
     def run(
         self,

@@ -75,6 +75,7 @@ PAGES = {
         python=9,
         prints=("src must be in [0, 2), got 2 at position 2",),
     ),
+    "docs/launch.md": Setup(python=1, prints=("{'python': '3.",)),
     "docs/layers.md": Setup(needs=("torch_geometric",), python=3),
     "docs/loaders.md": Setup(
         needs=("torch_geometric", "dgl"),

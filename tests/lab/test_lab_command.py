@@ -50,6 +50,19 @@ def test_a_lab_from_the_command_line_stays_until_it_is_taken_down(command, name,
     assert f"there is no lab '{name}'" in capsys.readouterr().err
 
 
+def test_it_stands_in_the_place_of_ssh_with_input_and_output(name):
+    """`gnnsys launch --ssh 'python launch/lab.py ssh'`; the command dies with its host."""
+    words = [sys.executable, SCRIPT, "ssh", "--lab", name, "--", "-T", "-o", "BatchMode=yes", "me@h2"]
+    said = subprocess.run([*words, "hostname; tr a-z A-Z; exit 5"], input=b"hello", capture_output=True)
+    assert (said.returncode, said.stdout) == (5, b"h2\nHELLO")
+    with subprocess.Popen([*words, "echo up; sleep 1000"], stdout=subprocess.PIPE) as running:
+        assert running.stdout.readline() == b"up\n"
+        Lab.attach(name).kill(2)
+        assert running.wait(120) != 0
+    said = subprocess.run([*words[:3], "--lab", name, "--", "h9", "true"], capture_output=True)
+    assert said.returncode == 1 and b"give a host of the lab and a command; hosts: h1, h2" in said.stderr
+
+
 def test_bad_arguments_are_one_clear_line(command, name, capsys):
     assert command(["run", "--lab", name]) == 1
     assert command(["exec", "--lab", name, "7", "--", "true"]) == 1

@@ -1,0 +1,146 @@
+"""Run a training script by torchrun on this machine, or on every host of a file.
+
+Hosts are looked at before anything starts: versions, connections both ways, parts, memory, GPUs, clocks, limits. What
+ranks print comes with host and rank before it. The exit code is that of the first rank that failed; 2 where the job
+was not started, 75 where a host was lost. Nothing of the job is left on any host, however this command ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--local", type=int, metavar="N", help="N ranks on this machine")
+    where.add_argument("--hosts", metavar="FILE", help="on every host of FILE, over ssh (one name per line, or YAML)")
+    where.add_argument("--slurm", action="store_true", help="on the nodes of this Slurm allocation, or of a new one")
+    where.add_argument("--k8s", action="store_true", help="print a manifest for Kubeflow's training operator")
+    parser.add_argument("--nodes", type=int, metavar="N", help="of a new Slurm allocation, or pods")
+    parser.add_argument(
+        "--ranks", type=int, default=0, metavar="N", help="per node of Slurm (default: one per GPU), or pod"
+    )
+    parser.add_argument(
+        "--sbatch", default="", metavar="OPTIONS", help="for a new allocation: --sbatch='--time=1:00:00'"
+    )
+    parser.add_argument(
+        "--print", action="store_true", help="with --slurm --nodes: print the batch file, submit nothing"
+    )
+    pods = parser.add_argument_group("with --k8s")
+    pods.add_argument("--image", default="", help="that has your script, torch and gnnsys")
+    pods.add_argument("--name", help="of the job (default: that of the script)")
+    pods.add_argument("--gpus", type=int, default=0, metavar="N", help="for each pod")
+    pods.add_argument("--memory", metavar="SIZE", help="for each pod: 64Gi")
+    pods.add_argument("--shm", default="8Gi", metavar="SIZE", help="of each pod's /dev/shm (8Gi)")
+    pods.add_argument("--claim", metavar="NAME:/PATH", help="a volume claim with parts and checkpoints")
+    parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module, as for python -m")
+    parser.add_argument("--parts", metavar="DIR", help="parts to look for on every host (else: DIRs in ARGS)")
+    parser.add_argument("--no-verify", action="store_true", help="do not compare parts with their checksums")
+    parser.add_argument("--restarts", type=int, default=0, metavar="N", help="start the group again, N times at most")
+    parser.add_argument("--resume", metavar="DIR", help="start only if DIR has a checkpoint to go on from")
+    parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="for every rank; repeatable")
+    parser.add_argument("--port", type=int, default=0, help="where ranks meet on the first host (default: any free)")
+    parser.add_argument("--ssh", default="ssh", metavar="COMMAND", help="such as 'ssh -F my_config' (ssh)")
+    parser.add_argument("--lost-after", type=float, default=30.0, metavar="S", help="silence of a dead host (30)")
+    parser.add_argument("--grace", type=float, default=15.0, metavar="S", help="between SIGTERM and SIGKILL (15)")
+    parser.add_argument("--connect-timeout", type=float, default=20.0, metavar="S", help="for ssh (20)")
+    parser.add_argument("--wait-for-hosts", type=float, default=120.0, metavar="S", help="before a restart (120)")
+    parser.add_argument("script", metavar="SCRIPT", help="your training script")
+    parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="of your script")
+
+
+def run(args: argparse.Namespace) -> int:
+    from gnnsys.launch import SRUN, Checks, Launcher, LaunchOptions, in_allocation, local_hosts, read_hosts, slurm_hosts
+
+    if not 0 <= args.port < 65536:
+        raise ValueError(f"--port must be below 65536, or 0 for any free one, got {args.port}")
+    if args.k8s:
+        return _print_manifest(args)
+    if args.slurm and (args.nodes is not None or not in_allocation()):
+        return _submit(args)
+    if args.slurm:
+        hosts, ssh = slurm_hosts(args.ranks), (SRUN if args.ssh == "ssh" else tuple(shlex.split(args.ssh)))
+    elif args.hosts is not None:
+        hosts, ssh = read_hosts(args.hosts), tuple(shlex.split(args.ssh))
+    else:
+        hosts, ssh = local_hosts(args.local), None
+    options = LaunchOptions(
+        ssh=ssh,
+        restarts=args.restarts,
+        lost_after=args.lost_after,
+        grace=args.grace,
+        connect_timeout=args.connect_timeout,
+        wait_for_hosts=args.wait_for_hosts,
+        env=dict(_pair(text) for text in args.env),
+        is_module=args.module,
+    )
+    checks = Checks(
+        script=None if args.module else args.script,
+        arguments=args.args,
+        parts=args.parts,
+        verify=not args.no_verify,
+        port=args.port,
+        checkpoints=args.resume,
+    )
+    return Launcher(hosts, [args.script, *args.args], checks, options).run()
+
+
+def _submit(args: argparse.Namespace) -> int:
+    """A batch job that runs this command again, inside its allocation."""
+    from pathlib import Path
+
+    from gnnsys.launch import SlurmOptions, batch_file, submit
+
+    if args.nodes is None:
+        raise ValueError("there is no Slurm allocation here: say --nodes N for a new one, or use salloc")
+    name = Path(args.script).stem
+    options = SlurmOptions(num_nodes=args.nodes, arguments=tuple(shlex.split(args.sbatch)), job_name=f"gnnsys-{name}")
+    command = [sys.executable, "-m", "gnnsys.cli", "launch", *_again(args)]
+    text = batch_file(command, options, str(Path.cwd()))
+    if args.print:
+        print(text, end="")
+    else:
+        print(f"submitted batch job {submit(text)}; what it prints is in the file that --output names (slurm-%j.out)")
+    return 0
+
+
+def _again(args: argparse.Namespace) -> list[str]:
+    """The options of this command that count inside an allocation."""
+    words = ["--slurm", f"--ranks={args.ranks}", f"--restarts={args.restarts}", f"--port={args.port}"]
+    for name in ("lost_after", "grace", "connect_timeout", "wait_for_hosts"):
+        words.append(f"--{name.replace('_', '-')}={getattr(args, name):g}")
+    words += [f"--{name}={value}" for name in ("parts", "resume") if (value := getattr(args, name)) is not None]
+    words += [f"--env={pair}" for pair in args.env]
+    words += (["--no-verify"] if args.no_verify else []) + (["-m"] if args.module else [])
+    return [*words, args.script, *args.args]
+
+
+def _print_manifest(args: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from gnnsys.launch import PodOptions, manifest_text, pytorch_job
+
+    options = PodOptions(
+        name=args.name or Path(args.script).stem.lower().replace("_", "-"),
+        image=args.image,
+        num_pods=1 if args.nodes is None else args.nodes,
+        num_ranks=args.ranks or args.gpus or 1,
+        gpus=args.gpus,
+        memory=args.memory,
+        shm=args.shm,
+        claim=args.claim,
+        restarts=args.restarts,
+        env=dict(_pair(text) for text in args.env),
+    )
+    command = [*(["-m"] if args.module else []), args.script, *args.args]
+    print(manifest_text(pytorch_job(command, options)), end="")
+    return 0
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise ValueError(f"--env must be NAME=VALUE, got {text!r}")
+    return name, value

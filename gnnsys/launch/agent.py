@@ -1,0 +1,192 @@
+"""The agent: one process on each host of a job, told by the launcher over its standard input what to do.
+
+    python -m gnnsys.launch.agent
+
+It speaks on its standard output (`messages.py`). When its input closes, or the launcher is silent for too long, it ends
+the job of this host and then itself: nothing on a host outlives the launcher. Imports neither torch nor numpy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gnnsys.launch import agent_checks, agent_files
+from gnnsys.launch.host_facts import host_facts, raise_limits
+from gnnsys.launch.messages import BANNER, MessageReader, MessageWriter
+from gnnsys.launch.process_keeper import become_subreaper, end_descendants
+from gnnsys.launch.rank_output import HEADER_TEMPLATE, RankOutput
+
+FIRST_PATIENCE = 60.0  # seconds without a word before the launcher has said how long to wait
+
+
+def torchrun_command(report: Path, logs: str, arguments: list[str]) -> list[str]:
+    return [
+        *(sys.executable, "-m", "gnnsys.launch.torchrun", str(report)),
+        *("--log-dir", logs, "--tee", "3", *arguments),
+    ]
+
+
+class HostJob:
+    """torchrun on this host, kept by a process of its own (`process_keeper.py`)."""
+
+    def __init__(self, arguments: list[str], env: dict[str, str], grace: float, say: Callable[..., None]) -> None:
+        self._say = say
+        self._folder = tempfile.mkdtemp(prefix="gnnsys-launch-")
+        self._report = Path(self._folder, "failures.json")
+        keeper = [sys.executable, "-I", "-S", str(Path(__file__).with_name("process_keeper.py")), str(grace)]
+        own = {"PYTHONUNBUFFERED": "1", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": HEADER_TEMPLATE}
+        self._process = subprocess.Popen(
+            [*keeper, self._folder, *torchrun_command(self._report, self._folder, arguments)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, **own, **env},
+            start_new_session=True,
+        )
+        self._readers = [
+            threading.Thread(target=self._listen, args=(stream, name), daemon=True)
+            for stream, name in ((self._process.stdout, "out"), (self._process.stderr, "err"))
+        ]
+        for reader in self._readers:
+            reader.start()
+        self._waiter = threading.Thread(target=self._await_end, daemon=True)
+        self._waiter.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def stop(self) -> None:
+        """Asks it to end, and returns at once: the event `ended` follows."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError, ValueError):
+            self._process.stdin.close()
+
+    def wait(self) -> None:
+        self._waiter.join()
+
+    def _listen(self, stream: Any, name: str) -> None:
+        output = RankOutput()
+        with stream:
+            while data := os.read(stream.fileno(), 1 << 16):
+                for rank, line in output.feed(data.decode(errors="replace")):
+                    self._say(event="line", rank=rank, text=line, stream=name)
+        for rank, line in output.close():
+            self._say(event="line", rank=rank, text=line, stream=name)
+
+    def _await_end(self) -> None:
+        code = self._process.wait()
+        if code < 0:  # the keeper itself was killed: what it kept is below this process now
+            end_descendants(0.0, {})
+            code = 128 - code
+        for reader in self._readers:
+            reader.join()
+        failures = json.loads(self._report.read_text()) if self._report.exists() else []
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._say(event="ended", code=code, failures=failures)
+
+
+class Agent:
+    """Answers requests until its input ends. Those that take long have a thread each, so that it always answers."""
+
+    def __init__(self, reader: MessageReader, writer: MessageWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self._patience = FIRST_PATIENCE
+        self._job: HostJob | None = None
+        self._ports = agent_checks.Ports()
+        self._files = agent_files.Receiver()
+        self._quick: dict[str, Callable[..., Any]] = {
+            "hello": self._hello,
+            "ping": lambda: {"time": time.time()},
+            "listen": self._ports.listen,
+            "close_ports": self._ports.close,
+            "start": self._start,
+            "stop": self._stop,
+        }
+        self._slow: dict[str, Callable[..., Any]] = {
+            "reach": agent_checks.reach,
+            "find_parts": agent_checks.find_parts,
+            "check_parts": agent_checks.check_parts,
+            "newest_checkpoint": agent_checks.newest_checkpoint,
+            "have": self._files.have,
+            "finish": self._files.finish,
+        }
+
+    def run(self) -> None:
+        self._say(**BANNER)
+        try:
+            while (message := self._reader.read(self._patience)) is not None:
+                self._answer(message)
+        except (EOFError, OSError):
+            pass
+        finally:
+            self._ports.close()
+            self._files.close()
+            if self._job is not None:
+                self._job.stop()
+                self._job.wait()
+
+    def _answer(self, message: dict[str, Any]) -> None:
+        do, number = message.pop("do", None), message.pop("id", None)
+        if do == "put":  # raw bytes follow; nobody waits for an answer to each of them
+            self._files.put(data=self._reader.bytes(int(message.pop("bytes"))), **message)
+        elif do in self._quick:
+            self._reply(number, self._quick[do], message)
+        elif do in self._slow:
+            threading.Thread(target=self._reply, args=(number, self._slow[do], message), daemon=True).start()
+        else:
+            self._say(id=number, error=f"this agent does not know {do!r}: use the same gnnsys on every host")
+
+    def _reply(self, number: Any, function: Callable[..., Any], arguments: dict[str, Any]) -> None:
+        try:
+            answer = function(**arguments)
+        except Exception as error:  # told to the launcher, which names the host
+            self._say(id=number, error=f"{type(error).__name__}: {error}")
+        else:
+            self._say(id=number, ok=answer)
+
+    def _hello(self, patience: float, script: str | None = None) -> dict[str, Any]:
+        self._patience = float(patience)
+        return {**host_facts(), "has_script": script is None or os.path.isfile(script), "pid": os.getpid()}
+
+    def _start(self, arguments: list[str], env: dict[str, str], grace: float) -> dict[str, int]:
+        if self._job is not None:
+            raise ValueError("this agent has a job already")
+        self._job = HostJob(arguments, env, grace, self._say)
+        return {"pid": self._job.pid}
+
+    def _stop(self) -> None:
+        if self._job is not None:
+            self._job.stop()
+
+    def _say(self, **message: Any) -> None:
+        with contextlib.suppress(OSError):  # the launcher is gone, which ends the main loop as well
+            self._writer.write(message)
+
+
+def main() -> None:
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the launcher says when to end
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the job, then itself
+    become_subreaper()
+    raise_limits()
+    output = os.dup(1)
+    os.dup2(2, 1)  # nobody but this agent writes messages
+    Agent(MessageReader(0), MessageWriter(output)).run()
+
+
+if __name__ == "__main__":
+    main()

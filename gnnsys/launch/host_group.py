@@ -1,0 +1,274 @@
+"""One life of a job: an agent on every host, torchrun under each, and how it ended.
+
+All hosts are one group: when a rank fails or a host is lost, the others are ended too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gnnsys.launch.channel import AgentChannel, HostError, HostLost, agent_command
+from gnnsys.launch.hosts import Host
+from gnnsys.launch.preflight import Checks, Finding, Preflight, Ready
+
+EXIT_HOST_LOST = 75  # a host was lost: to try again may help (EX_TEMPFAIL)
+KEPT_LINES = 200  # of each rank, for the traceback
+FOLLOW_SECONDS = 3.0  # that other hosts have to fail by themselves once one has
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchOptions:
+    """How a job is launched. Seconds: `lost_after` of silence a host counts as dead, `grace` to end after SIGTERM,
+    `connect_timeout` for ssh, `wait_for_hosts` until a lost host must be back. `ssh` None: agents run here."""
+
+    ssh: tuple[str, ...] | None = ("ssh",)
+    restarts: int = 0
+    lost_after: float = 30.0
+    grace: float = 15.0
+    connect_timeout: float = 20.0
+    wait_for_hosts: float = 120.0
+    env: Mapping[str, str] = field(default_factory=dict)
+    is_module: bool = False
+
+    def __post_init__(self) -> None:
+        if self.restarts < 0:
+            raise ValueError(f"--restarts must be at least 0, got {self.restarts}")
+        for name in ("lost_after", "grace", "connect_timeout", "wait_for_hosts"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"--{name.replace('_', '-')} must be more than 0 seconds, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class RankFailure:
+    """A rank that failed. `code` is negative for a signal; `time` is by the launcher's clock."""
+
+    host: str
+    rank: int
+    local_rank: int
+    code: int
+    time: float
+
+
+@dataclass(frozen=True)
+class GroupEnd:
+    """How one life of the group ended. `lost`: why a host was lost; `words`: last lines of the first failing rank."""
+
+    code: int
+    failure: RankFailure | None = None
+    lost: str | None = None
+    words: tuple[str, ...] = ()
+    may_restart: bool = True
+
+
+class HostGroup:
+    """The agents of one life of a job."""
+
+    def __init__(self, hosts: Sequence[Host], options: LaunchOptions, say: Callable[[str, bool], None]) -> None:
+        self._hosts, self._options, self._say = hosts, options, say
+        self._channels: list[AgentChannel] = []
+        self._events: queue.Queue[tuple[Host, dict[str, Any] | None]] = queue.Queue()
+        self._ahead: dict[str, tuple[float, float]] = {}  # a host's clock: seconds ahead, and the error of that
+        self._words: dict[int, deque[str]] = {}
+        self._ended: dict[str, int] = {}
+        self._failures: list[RankFailure] = []
+        self._pinged = time.monotonic()
+
+    # --- before the start
+
+    def connect(self, checks: Checks, patience: float, *, verify: bool) -> Ready:
+        """Starts an agent on every host and looks at all of them. Hosts that cannot be reached may have `patience`."""
+        facts: dict[str, Any] = {}
+        deadline, missing = time.monotonic() + patience, list(self._hosts)
+        while True:
+            failed = self._greet(missing, checks.script, facts)
+            if not failed or time.monotonic() >= deadline:
+                break
+            missing = [host for host in missing if host.name in failed]
+            time.sleep(min(0.5, max(0.0, deadline - time.monotonic())))  # between two tries of ssh
+        if failed:
+            remedy = "start it, or take it out of the hosts file; try ssh to it by hand"
+            found = [Finding(name, why, remedy) for name, why in failed.items()]
+            return Ready(findings=found)
+        self._channels.sort(key=lambda channel: [host.name for host in self._hosts].index(channel.host.name))
+        own = Checks(**{**vars(checks), "verify": verify})
+        return Preflight(self._channels, own, self._clock_error).run(facts)
+
+    def _greet(self, hosts: Sequence[Host], script: str | None, facts: dict[str, Any]) -> dict[str, str]:
+        """Connects to hosts, all at once, and adds what they say of themselves to `facts`; by name, why one failed."""
+        options, failed = self._options, {}
+        asked = []
+        for host in hosts:
+            command = agent_command(host, options.ssh, options.lost_after, options.connect_timeout)
+            try:
+                channel = AgentChannel(host, command, lambda who, message: self._events.put((who, message)))
+                self._channels.append(channel)
+                asked.append((channel, channel.ask("hello", patience=options.lost_after, script=script)))
+            except HostLost as error:
+                failed[host.name] = error.why
+        deadline = time.monotonic() + options.connect_timeout
+        for channel, future in asked:
+            try:
+                answer = channel.result(future, max(0.1, deadline - time.monotonic()))
+                facts[channel.host.name] = answer
+                self._measure_clock(channel)
+            except (HostLost, HostError) as error:
+                failed[channel.host.name] = error.why
+        for channel in [channel for channel in self._channels if channel.host.name in failed]:
+            self._channels.remove(channel)
+            channel.close(1.0)
+        while not self._events.empty():  # ends of channels that have been dealt with
+            self._events.get_nowait()
+        return failed
+
+    def _measure_clock(self, channel: AgentChannel) -> None:
+        begin = time.time()
+        there = channel.result(channel.ask("ping"), self._options.connect_timeout)["time"]
+        end = time.time()
+        self._ahead[channel.host.name] = (there - (begin + end) / 2, (end - begin) / 2)
+
+    def _clock_error(self, channel: AgentChannel) -> float:
+        ahead, error = self._ahead[channel.host.name]
+        return max(0.0, ahead - error) or min(0.0, ahead + error)
+
+    # --- the job
+
+    def run(self, ready: Ready, command: Sequence[str]) -> GroupEnd:
+        """Starts torchrun on all hosts and waits for its end."""
+        job, first = secrets.token_hex(4), self._channels[0].host
+        for number, channel in enumerate(self._channels):
+            arguments = [f"--nnodes={len(self._channels)}", f"--node-rank={number}", f"--rdzv-id={job}"]
+            arguments += [f"--nproc-per-node={ready.num_ranks[number]}", f"--master-addr={first.address}"]
+            arguments += [f"--master-port={ready.port}", "--rdzv-backend=static", "--max-restarts=0"]
+            arguments += ["-m"] if self._options.is_module else []
+            env = {"GNNSYS_LAUNCH_HOST": channel.host.name, **self._options.env}
+            try:
+                asked = channel.ask("start", arguments=[*arguments, *command], env=env, grace=self._options.grace)
+                channel.result(asked, self._options.lost_after)
+            except (HostLost, HostError) as error:
+                return self._lost(str(error))
+        return self._watch()
+
+    def _watch(self) -> GroupEnd:
+        follow: float | None = None  # until when the other hosts may fail by themselves
+        while len(self._ended) < len(self._channels):
+            self._keep_alive()
+            try:
+                host, message = self._events.get(timeout=self._wait(follow))
+            except queue.Empty:
+                if silent := self._silent():
+                    return self._lost(silent)
+                if follow is not None and time.monotonic() >= follow:
+                    break
+                continue
+            if message is None:
+                if host.name not in self._ended:
+                    return self._lost(f"{host.name} was lost: its connection ended")
+            elif message["event"] == "line":
+                self._line(host, message)
+            elif message["event"] == "ended":
+                self._end(host, message)
+                if message["code"] and follow is None:
+                    follow = time.monotonic() + FOLLOW_SECONDS
+        self.stop()
+        return self._outcome()
+
+    def _wait(self, follow: float | None) -> float:
+        wait = self._options.lost_after / 4
+        return wait if follow is None else max(0.0, min(wait, follow - time.monotonic()))
+
+    def _keep_alive(self) -> None:
+        if time.monotonic() - self._pinged < self._options.lost_after / 4:
+            return
+        self._pinged = time.monotonic()
+        for channel in self._channels:
+            with contextlib.suppress(HostLost):  # told as an event
+                channel.tell(do="ping")
+
+    def _silent(self) -> str | None:
+        for channel in self._channels:
+            silent = time.monotonic() - channel.last_heard
+            if channel.host.name not in self._ended and silent > self._options.lost_after:
+                return f"{channel.host.name} was lost: it has been silent for {silent:.0f} s"
+        return None
+
+    def _line(self, host: Host, message: Mapping[str, Any]) -> None:
+        rank, is_error = message["rank"], message["stream"] == "err"
+        if rank is None:
+            self._say(f"{host.name} | {message['text']}", is_error)
+            return
+        if is_error:
+            self._words.setdefault(rank, deque(maxlen=KEPT_LINES)).append(message["text"])
+        self._say(f"{host.name}:{rank} | {message['text']}", is_error)
+
+    def _end(self, host: Host, message: Mapping[str, Any]) -> None:
+        self._ended[host.name] = int(message["code"])
+        ahead = self._ahead[host.name][0]
+        for each in message["failures"]:
+            at = float(each["time"]) - ahead
+            self._failures.append(RankFailure(host.name, each["rank"], each["local_rank"], each["code"], at))
+
+    def _outcome(self) -> GroupEnd:
+        if all(code == 0 for code in self._ended.values()) and len(self._ended) == len(self._channels):
+            return GroupEnd(0)
+        if not self._failures:
+            code = next((code for code in self._ended.values() if code), 1)
+            return GroupEnd(code)
+        first = min(self._failures, key=lambda failure: failure.time)
+        code = first.code if first.code >= 0 else 128 - first.code
+        return GroupEnd(code, first, words=traceback_of(self._words.get(first.rank, ())))
+
+    def _lost(self, why: str) -> GroupEnd:
+        self.stop()
+        return GroupEnd(EXIT_HOST_LOST, lost=why)
+
+    # --- the end
+
+    def stop(self) -> None:
+        """Ends the job on every host that still has it, and hears what it says last."""
+        for channel in self._channels:
+            if channel.host.name not in self._ended:
+                with contextlib.suppress(HostLost):
+                    channel.tell(do="stop")
+        gone = {channel.host.name for channel in self._channels if not channel.is_open}
+        deadline = time.monotonic() + self._options.grace + self._options.lost_after
+        names = {channel.host.name for channel in self._channels}
+        while not names <= self._ended.keys() | gone and time.monotonic() < deadline and not self._all_silent(gone):
+            self._keep_alive()
+            try:
+                host, message = self._events.get(timeout=self._options.lost_after / 4)
+            except queue.Empty:
+                continue
+            if message is None:
+                gone.add(host.name)
+            elif message["event"] == "line":
+                self._line(host, message)
+            elif message["event"] == "ended":
+                self._end(host, message)
+
+    def _all_silent(self, gone: set[str]) -> bool:
+        """Whether nothing can be expected of those that have not ended."""
+        now = time.monotonic()
+        left = [c for c in self._channels if c.host.name not in self._ended and c.host.name not in gone]
+        return all(now - channel.last_heard > self._options.lost_after for channel in left)
+
+    def close(self) -> None:
+        closing = [threading.Thread(target=channel.close) for channel in self._channels]
+        for thread in closing:
+            thread.start()
+        for thread in closing:
+            thread.join()
+
+
+def traceback_of(words: Sequence[str]) -> tuple[str, ...]:
+    """The last traceback in what a rank said, or its last lines."""
+    lines = list(words)
+    begins = [number for number, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
+    return tuple(lines[begins[-1] :] if begins else lines[-20:])

@@ -1,0 +1,123 @@
+"""The launcher: looks at every host, has the group live, and again where it failed and restarts are left.
+
+A restart is that of the whole group, by a fresh torchrun at a fresh port on every host; the script goes on from its
+last checkpoint. So no rank meets what the group before it has left, and a host that was lost may come back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
+
+from gnnsys.launch.host_group import GroupEnd, HostGroup, LaunchOptions
+from gnnsys.launch.hosts import Host
+from gnnsys.launch.preflight import Checks
+
+EXIT_NOT_STARTED = 2  # a host is not as it should be
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal has asked the launcher to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+class Launcher:
+    """`say(line)` gets what ranks print to stdout and stderr, `tell(line)` what the launcher itself has to tell."""
+
+    def __init__(
+        self,
+        hosts: Sequence[Host],
+        command: Sequence[str],
+        checks: Checks,
+        options: LaunchOptions,
+        *,
+        say: Callable[[str, bool], None] | None = None,
+        tell: Callable[[str], None] | None = None,
+    ) -> None:
+        self._hosts, self._command, self._checks, self._options = list(hosts), list(command), checks, options
+        self._say, self._tell = say or print_line, tell or print_note
+
+    def run(self) -> int:
+        """Runs the job to its end; the exit code. When it returns or raises, nothing of the job is left."""
+        with interrupts():
+            for life in range(self._options.restarts + 1):
+                outcome = self._live(life)
+                if outcome.code == 0:
+                    return 0
+                self._explain(outcome)
+                if not outcome.may_restart or life == self._options.restarts:
+                    return outcome.code
+                self._tell(f"the group starts again: restart {life + 1} of {self._options.restarts}")
+        raise AssertionError("the last life ends the loop")
+
+    def _live(self, life: int) -> GroupEnd:
+        group = HostGroup(self._hosts, self._options, self._say)
+        try:
+            patience = self._options.wait_for_hosts if life else 0.0
+            ready = group.connect(self._checks, patience, verify=self._checks.verify and not life)
+            for finding in ready.findings:
+                self._tell(f"{'warning: ' if finding.is_warning else ''}{finding}")
+            if ready.errors:
+                count = len(ready.errors)
+                self._tell(f"not started: {count} {'thing is' if count == 1 else 'things are'} wrong, see above")
+                return GroupEnd(EXIT_NOT_STARTED, may_restart=False)
+            if ready.checkpoint is not None and not life:
+                self._tell(f"the job goes on from {self._checks.checkpoints}/{ready.checkpoint}")
+            return group.run(ready, self._command)
+        except KeyboardInterrupt as error:
+            number = error.number if isinstance(error, Interrupted) else int(signal.SIGINT)
+            self._tell(f"{signal.Signals(number).name}: ending the job on every host")
+            group.stop()
+            return GroupEnd(128 + number, may_restart=False)
+        finally:
+            group.close()
+
+    def _explain(self, outcome: GroupEnd) -> None:
+        if outcome.failure is not None:
+            failure = outcome.failure
+            for line in outcome.words:
+                self._say(f"{failure.host}:{failure.rank} | {line}", True)
+            how = f"signal {-failure.code}" if failure.code < 0 else f"exit code {failure.code}"
+            last = next((line.strip() for line in reversed(outcome.words) if line.strip()), "it printed nothing")
+            self._tell(f"rank {failure.rank} on {failure.host} failed first, with {how}: {last}")
+        elif outcome.lost is not None:
+            self._tell(f"{outcome.lost}; the job was ended on the other hosts")
+        elif outcome.may_restart:
+            self._tell(f"torchrun ended with {outcome.code} without saying which rank failed: see its lines above")
+
+
+def print_line(line: str, is_error: bool) -> None:
+    print(line, file=sys.stderr if is_error else sys.stdout, flush=True)
+
+
+def print_note(line: str) -> None:
+    print(f"gnnsys launch: {line}", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def interrupts() -> Iterator[None]:
+    """SIGTERM and SIGHUP end a job as Ctrl-C does; a second signal does not cut the end short."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, _: Any) -> NoReturn:
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)
+        raise Interrupted(number)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    for number in before:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

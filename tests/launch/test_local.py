@@ -1,0 +1,103 @@
+"""`gnnsys launch --local`: ranks on this machine under torchrun, by the command that users type."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gnnsys.cli import main
+from tests.support.processes import HANGS_AFTER, ROOT, await_true
+
+COMMAND = [sys.executable, "-m", "gnnsys.cli", "launch"]
+RAISES = """
+import os, sys, time
+rank = int(os.environ["RANK"])
+print("hello from", rank, sys.argv[1:], os.environ["COLOUR"], flush=True)
+if rank == 1:
+    class Planted(Exception):
+        pass
+    def hook(kind, error, trace):
+        sys.__excepthook__(kind, error, trace)
+        os._exit(7)
+    sys.excepthook = hook
+    raise Planted("on purpose")
+time.sleep(1000)
+"""
+SLEEPS = """
+import os, pathlib, subprocess, sys, time
+daemon = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+pathlib.Path(sys.argv[1], os.environ["RANK"]).write_text(f"{os.getpid()} {daemon.pid}")
+time.sleep(1000)
+"""
+
+
+@pytest.fixture(autouse=True)
+def package_is_found(monkeypatch, tmp_path):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def test_lines_have_their_rank_and_the_first_that_fails_is_named_with_its_traceback_and_code(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(RAISES)
+    command = [*COMMAND, "--local", "2", "--env", "COLOUR=red", str(script), "--epochs", "3"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS_AFTER)
+    assert done.returncode == 7
+    greetings = [f"localhost:{rank} | hello from {rank} ['--epochs', '3'] red" for rank in range(2)]
+    assert sorted(done.stdout.splitlines()) == greetings
+    last = done.stderr.splitlines()
+    assert last[-1] == "gnnsys launch: rank 1 on localhost failed first, with exit code 7: Planted: on purpose"
+    traceback = last[len(last) - 1 - last[::-1].index("localhost:1 | Traceback (most recent call last):") : -1]
+    assert len(traceback) >= 3 and traceback[-1] == "localhost:1 | Planted: on purpose"
+    assert not list(tmp_path.glob("gnnsys-launch-*"))
+
+
+@pytest.mark.parametrize(
+    "number",
+    # Agents and keepers that are killed: tests/launch/test_agent.py. A launcher that is, over ssh: test_ssh.py.
+    [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGKILL],
+)
+def test_nothing_is_left_of_a_job_whose_launcher_is_interrupted_or_killed(tmp_path, number):
+    (tmp_path / "script.py").write_text(SLEEPS)
+    ranks = [tmp_path / "0", tmp_path / "1"]
+    command = [*COMMAND, "--local", "2", str(tmp_path / "script.py"), str(tmp_path)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as launcher:
+        await_true(lambda: all(rank.exists() and rank.read_text().count(" ") for rank in ranks), "two ranks")
+        launcher.send_signal(number)
+        assert launcher.stderr is not None
+        said = launcher.stderr.read()
+    pids = [int(pid) for rank in ranks for pid in rank.read_text().split()]
+    await_true(lambda: not any(map(is_alive, pids)), f"the end of {pids}")
+    await_true(lambda: not list(tmp_path.glob("gnnsys-launch-*")), "the end of its folder")
+    if number == signal.SIGINT:
+        assert launcher.returncode == 130 and "gnnsys launch: SIGINT: ending the job on every host" in said
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--local", "0", "x.py"], "--local must be at least 1 rank, got 0"),
+        (["--hosts", "/no/such/file", "x.py"], "there is no hosts file /no/such/file"),
+        (["--local", "1", "--env", "COLOUR", "x.py"], "--env must be NAME=VALUE, got 'COLOUR'"),
+        (["--local", "1", "--port", "99999", "x.py"], "--port must be below 65536"),
+        (["--local", "1", "/no/such/script.py"], "localhost: the script is not there: copy the script there"),
+        (["--local", "1", "--resume", "/no/such", str(ROOT / "setup.py")], "/no/such has no checkpoint to go on from"),
+        (["--local", "1", "--parts", "/no/such", str(ROOT / "setup.py")], "/no/such has no parts: gnnsys push"),
+    ],
+)
+def test_bad_use_is_one_line_and_starts_nothing(arguments, message, capsys):
+    assert main(["launch", *arguments]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert message in told[0] and len(told) <= 2

@@ -1,0 +1,228 @@
+"""Parts come to the hosts that serve them: each byte once, even after a kill, and a changed byte is found."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import pytest
+
+from gnnsys.graph import file_checksum, sbm
+from gnnsys.launch import Host, PushOptions, push_parts
+from gnnsys.launch.part_files import PartFile, problem, read_listing
+from gnnsys.launch.push import shares_of
+from gnnsys.partition import open_parts, partition_graph
+from tests.launch.ssh_hosts import needs_ssh, ssh_hosts
+from tests.support.processes import ROOT, await_true
+
+NUM_PARTS, NUM_HOSTS = 8, 4
+SIZE = 8 << 20  # seconds on a slow wire
+
+
+@pytest.fixture(autouse=True)
+def package_is_found(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("parts") / "parts"
+    partition_graph(sbm(2000), NUM_PARTS, folder)
+    return folder
+
+
+def own_disks(folder: Path, num_hosts: int = NUM_HOSTS) -> list[Host]:
+    """Hosts on this machine, whose agents run in folders of their own: `data` is another place for each."""
+    made = []
+    for number in range(num_hosts):
+        (folder / f"h{number}").mkdir()
+        made.append(Host(name=f"h{number}", workdir=str(folder / f"h{number}")))
+    return made
+
+
+HERE = ("sh", "-c", 'eval "exec $(for last; do :; done; echo "$last")"', "sh")  # the last word, as ssh has it run
+
+
+def push(parts: Path, hosts: list[Host], **options):
+    return push_parts(parts, hosts, PushOptions(ssh=HERE, connect_timeout=120.0, **options), to="data")
+
+
+def test_each_host_gets_its_parts_once_and_nothing_the_second_time(parts, tmp_path):
+    hosts, listing = own_disks(tmp_path), read_listing(parts)
+    for turn, host in enumerate(push(parts, hosts)):
+        assert host.error is None and host.parts == [2 * turn, 2 * turn + 1]
+        files = listing.of_parts(host.parts)
+        assert host.bytes_sent == sum(file.bytes for file in files) + (parts / "manifest.json").stat().st_size
+        assert (host.files_sent, host.files_there) == (len(files) + 1, 0)
+        there = tmp_path / f"h{turn}" / "data"
+        assert sorted(each.name for each in there.iterdir()) == [
+            "manifest.json",
+            *(f"part-{p:04d}" for p in host.parts),
+        ]
+        for file in files:
+            assert (there / file.name).read_bytes() == (parts / file.name).read_bytes()
+        open_parts(there).part(host.parts[0])
+    again = push(parts, hosts)
+    assert [(host.bytes_sent, host.files_sent, host.error) for host in again] == [(0, 0, None)] * NUM_HOSTS
+
+
+def test_a_changed_byte_is_found_named_and_replaced_and_nothing_else_is_sent(parts, tmp_path):
+    hosts = own_disks(tmp_path, 1)
+    push(parts, hosts)
+    file = tmp_path / "h0" / "data" / "part-0003" / "0001.npy"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 4]))
+    (pushed,) = push(parts, hosts)
+    assert pushed.replaced == ["part-0003/0001.npy"] and pushed.bytes_sent == len(whole)
+    assert file.read_bytes() == whole
+
+
+def test_a_byte_that_changed_at_the_source_is_named_and_not_spread(parts, tmp_path):
+    damaged = tmp_path / "parts"
+    shutil.copytree(parts, damaged)
+    file = damaged / "part-0002" / "0000.npy"
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    (pushed,) = push(damaged, own_disks(tmp_path, 1))
+    assert pushed.error == f"{file} does not match its checksum: it was altered here; make these parts again"
+    there = tmp_path / "h0" / "data"
+    assert not (there / "part-0002" / "0000.npy").exists() and not (there / "manifest.json").exists()
+
+
+def test_a_byte_that_changes_on_its_way_is_found_by_the_host(parts, tmp_path):
+    hosts = own_disks(tmp_path, 1)
+    program = (
+        "from gnnsys.launch import agent, agent_files\n"
+        "put = agent_files.Receiver.put\n"
+        "def flip(self, path, name, offset, data):\n"
+        "    if name == 'part-0001/0000.npy':\n"
+        "        data = data[:-1] + bytes([data[-1] ^ 1])\n"
+        "    put(self, path, name, offset, data)\n"
+        "agent_files.Receiver.put = flip\n"
+        "agent.main()\n"
+    )
+    ssh = ("sh", "-c", f'cd {hosts[0].workdir}; exec {sys.executable} -c "$0"', program)
+    (pushed,) = push_parts(parts, hosts, PushOptions(ssh=ssh, connect_timeout=120.0), to="data")
+    assert pushed.error is not None and "part-0001/0000.npy does not match its checksum: a byte was" in pushed.error
+    assert push(parts, hosts)[0].error is None
+
+
+def test_a_file_that_was_begun_is_gone_on_with_where_it_ends(parts, tmp_path):
+    """And from its beginning where what is there is not its beginning."""
+    (host,) = own_disks(tmp_path, 1)
+    push(parts, [host])
+    folder = tmp_path / "h0" / "data" / "part-0000"
+    (largest,) = sorted(folder.glob("*.npy"), key=lambda file: file.stat().st_size)[-1:]
+    whole, name = largest.read_bytes(), subprocess.check_output(["hostname"], text=True).strip()
+    begun = folder / f".{largest.name}.{name}.incoming"
+    for beginning, sent in ((whole[:1000], len(whole) - 1000), (whole, 0), (b"x" * 1000, len(whole))):
+        largest.unlink()
+        begun.write_bytes(beginning)
+        (pushed,) = push(parts, [host])
+        assert (pushed.bytes_sent, pushed.resumed) == (sent, len(whole) - sent) and pushed.error is None
+        assert largest.read_bytes() == whole and not begun.exists()
+
+
+def test_a_disk_that_cannot_be_written_is_told(parts, tmp_path):
+    (host,) = own_disks(tmp_path, 1)
+    (tmp_path / "h0" / "data").write_text("a file where a folder is to be")
+    (pushed,) = push(parts, [host])
+    assert pushed.error is not None and "data/part-0000/0000.npy cannot be written: " in pushed.error
+
+
+def test_other_parts_are_not_overwritten_unless_asked(parts, tmp_path):
+    hosts = own_disks(tmp_path, 1)
+    partition_graph(sbm(500), 2, tmp_path / "h0" / "data")
+    (pushed,) = push(parts, hosts)
+    assert pushed.error == "data holds other parts there: remove them, or push with --overwrite"
+    assert push(parts, hosts, overwrite=True)[0].error is None
+    assert open_parts(tmp_path / "h0" / "data").num_parts == NUM_PARTS
+
+
+def test_who_gets_what_is_decided_as_open_does_or_as_described():
+    hosts = [Host(name=f"h{number}") for number in range(3)]
+    assert shares_of(8, hosts) == [[0, 1, 2], [3, 4, 5], [6, 7]]
+    assert shares_of(2, hosts) == [[0], [1], []]
+    told = [Host(name="a", parts=(1,)), Host(name="b", parts=(0, 1))]
+    assert shares_of(2, told) == [[1], [0, 1]]
+    with pytest.raises(ValueError, match="host a is to serve part 1, there are 1: 0 to 0"):
+        shares_of(1, told)
+    with pytest.raises(ValueError, match="no host is to serve part 2"):
+        shares_of(3, told)
+
+
+def test_a_listing_without_torch_says_what_the_parts_room_says(parts, tmp_path):
+    listing, opened = read_listing(parts), open_parts(parts)
+    assert listing.num_parts == opened.num_parts
+    stored = [sum(file.bytes for file in listing.of_parts([part])) for part in range(NUM_PARTS)]
+    assert stored == [sum(opened.stored_bytes(part).values()) for part in range(NUM_PARTS)]
+    assert all(file.crc32 == file_checksum(parts / file.name) for file in listing.files)
+    assert all(problem(parts, file, verify=True) is None for file in listing.files)
+    for text, why in (
+        ("{}", "is no manifest of parts"),
+        ("[", "is no manifest"),
+        (
+            json.dumps(
+                {"format": "gnnsys-parts", "files": {"../x": {"bytes": 1, "crc32": 1}}, "book": {"num_parts": 1}}
+            ),
+            "'../x'",
+        ),
+    ):
+        (tmp_path / "manifest.json").write_text(text)
+        with pytest.raises(ValueError, match=why):
+            read_listing(tmp_path)
+    assert problem(tmp_path, PartFile("x", 1, zlib.crc32(b"x")), verify=True) == f"{tmp_path / 'x'} is missing"
+
+
+@needs_ssh
+def test_a_killed_push_over_ssh_goes_on_in_the_middle_of_a_file(tmp_path):
+    """A slow wire to the second host, kill -9 in the middle: the next push sends what the first has not brought."""
+    source = tmp_path / "parts"
+    partition_graph(sbm(500), 2, source)
+    enlarge(source, 1, SIZE)
+    listing = read_listing(source)
+    (tmp_path / "ssh").mkdir()
+    with ssh_hosts(tmp_path / "ssh") as hosts:
+        for host in hosts.lab.names:
+            (tmp_path / host).mkdir()
+            (tmp_path / host / "gnnsys").symlink_to(ROOT / "gnnsys")
+        file = hosts.describe(**{host: f"workdir={tmp_path / host}" for host in hosts.lab.names})
+        command = [sys.executable, "-m", "gnnsys.cli", "push", str(source), "--hosts", str(file), "--to", "data"]
+        command += ["--ssh", " ".join(hosts.ssh), "--connect-timeout", "120"]
+        hosts.lab.set_rate("20mbit")
+        with subprocess.Popen(command) as pushing:
+            await_true(lambda: begun(tmp_path / "h2") > 1 << 20 or pushing.poll() is not None, "a megabyte")
+            pushing.send_signal(signal.SIGKILL)
+        hosts.lab.set_rate(None)
+        for number in hosts.lab.hosts:
+            hosts.await_nothing(number)
+        there, before = begun(tmp_path / "h2"), hosts.lab.bytes()[2]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        moved = (hosts.lab.bytes()[2] - before).bytes_in
+    assert 1 << 20 < there < SIZE and "were there of files that had been begun" in done.stdout
+    assert moved < 1.1 * (SIZE - there) + 300_000
+    for part, host in enumerate(("h1", "h2")):
+        assert all(problem(tmp_path / host / "data", each, verify=True) is None for each in listing.of_parts([part]))
+
+
+def enlarge(folder: Path, part: int, size: int) -> None:
+    """Makes the first array of a part larger, and the manifest say so: what is in files does not matter here."""
+    from gnnsys.graph import manifest_checksum
+
+    manifest = json.loads((folder / "manifest.json").read_text())
+    name = f"part-000{part}/0000.npy"
+    data = bytes(range(256)) * (size // 256)
+    (folder / name).write_bytes(data)
+    manifest["files"][name] |= {"bytes": len(data), "crc32": zlib.crc32(data)}
+    manifest.pop("crc32")
+    manifest["crc32"] = manifest_checksum(manifest)
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
+
+
+def begun(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.glob("data/part-*/.*.incoming"))

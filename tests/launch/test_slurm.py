@@ -1,0 +1,84 @@
+"""`gnnsys launch --slurm`: nodes of an allocation are hosts like any others, reached by srun; a real Slurm runs it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from gnnsys.cli import main
+from gnnsys.launch import slurm_hosts
+from gnnsys.launch.slurm import expand_nodes
+from tests.launch.slurm_lab import needs_slurm, num_idle, slurm_lab
+from tests.support.processes import ROOT, await_true
+
+
+def test_a_list_of_nodes_is_expanded():
+    assert expand_nodes("h1") == ["h1"]
+    assert expand_nodes("gpu[01-03,7],login") == ["gpu01", "gpu02", "gpu03", "gpu7", "login"]
+    assert expand_nodes("r[1-2]n[1,3]") == ["r1n1", "r1n3", "r2n1", "r2n3"]
+    hosts = slurm_hosts(4, {"SLURM_JOB_NODELIST": "a[1-2]"})
+    assert [(host.name, host.slots) for host in hosts] == [("a1", 4), ("a2", 4)]
+
+
+def test_the_batch_file_runs_the_same_command_inside_its_allocation(capsys, monkeypatch):
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    options = ["--slurm", "--nodes", "2", "--ranks", "4", "--sbatch=--time=1:00:00", "--print", "--restarts", "3"]
+    assert main(["launch", *options, "train.py", "parts/", "--name", "two words"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "#!/bin/sh"
+    assert (
+        "#SBATCH --nodes=2" in lines
+        and "#SBATCH --time=1:00:00" in lines
+        and "#SBATCH --job-name=gnnsys-train" in lines
+    )
+    assert lines[-1].startswith(f"exec {sys.executable} -m gnnsys.cli launch --slurm --ranks=4 --restarts=3 ")
+    assert lines[-1].endswith("train.py parts/ --name 'two words'")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--slurm"], "there is no Slurm allocation here: say --nodes N for a new one, or use salloc"),
+        (["--slurm", "--nodes", "0"], "--nodes must be at least 1, got 0"),
+        (["--slurm", "--nodes", "1", "--sbatch", "gpu"], "--sbatch takes options such as --time=1:00:00, got 'gpu'"),
+    ],
+)
+def test_what_slurm_cannot_do_is_one_line(options, message, capsys, monkeypatch):
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    assert main(["launch", *options, "train.py"]) == 2
+    assert message in capsys.readouterr().err
+
+
+SCRIPT = """
+import os, sys
+print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], "on", os.uname().nodename, flush=True)
+sys.exit(6 if os.environ["RANK"] == sys.argv[1] else 0)
+"""
+
+
+# The same launcher over ssh: test_ssh.py. Needs Slurm, which few machines have.
+@pytest.mark.long
+@needs_slurm
+def test_a_real_slurm_runs_a_job_of_two_tasks(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    with slurm_lab(tmp_path) as (lab, env):
+        env = {**env, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        launch = [sys.executable, "-m", "gnnsys.cli", "launch", "--slurm", "--ranks", "1", "--connect-timeout", "120"]
+        allocated = ["salloc", "--quiet", "--nodes=2", "--ntasks-per-node=1", *launch, str(tmp_path / "script.py")]
+        for failing, code in (("none", 0), ("1", 6)):
+            result = lab.exec(1, [*allocated, failing], env=env, check=False, timeout=170)
+            assert result.code == code, result.output
+            for rank in range(2):
+                assert f"h{rank + 1}:{rank} | rank {rank} of 2 on h{rank + 1}" in result.output
+        assert "gnnsys launch: rank 1 on h2 failed first, with exit code 6" in result.output
+        batch = [*launch, "--nodes", "2", f"--sbatch=--output={tmp_path}/out"]
+        said = lab.exec(1, [*batch, str(tmp_path / "script.py"), "none"], env=env).output
+        assert said.startswith("submitted batch job ")
+        await_true(lambda: (tmp_path / "out").exists() and num_idle(lab, env) == 2, "the end of the batch job")
+        assert "h2:1 | rank 1 of 2 on h2" in (tmp_path / "out").read_text()
+        by_hand = ["sbatch", "--wait", f"--output={tmp_path}/by_hand", str(ROOT / "launch" / "slurm.sbatch")]
+        env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
+        lab.exec(1, [*by_hand, str(tmp_path / "script.py"), "none"], env=env, timeout=170)
+        assert "rank 1 of 2 on h" in (tmp_path / "by_hand").read_text()
