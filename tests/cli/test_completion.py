@@ -122,3 +122,31 @@ def test_fish_completes_commands_options_and_choices():
     assert asked("gnnsys doctor --ho") == {"--hosts"}
     assert asked("gnnsys bench ops --scale ") == {"small", "full"}
     assert asked("gnnsys completion z") == {"zsh"}
+
+
+# What zsh gives only to a user who types is stood in for: the functions that show what was found.
+ASK_ZSH = """
+compdef() { : } ; compset() { : } ; _describe() { print -l -- $described } ; compadd() { print -l -- $described }
+_files() { print -- files $@ }
+eval "$1"; shift
+words=("$@"); CURRENT=$#
+_gnnsys
+"""
+
+
+def test_zsh_completes_commands_options_and_choices():
+    if shutil.which("zsh") is None:
+        pytest.skip("there is no zsh")
+    script = for_zsh(words_of(build_parser()))
+
+    def asked(*typed: str) -> set[str]:
+        command = ["zsh", "-f", "-c", ASK_ZSH, "zsh", script, *typed]
+        found = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert (found.returncode, found.stderr) == (0, "")
+        return {line.split(":")[0] for line in found.stdout.splitlines()}
+
+    assert {"demo", "info", "doctor"} <= asked("gnnsys", "")  # zsh itself takes those that begin as typed
+    assert {"--hosts", "--json"} <= asked("gnnsys", "doctor", "--ho")
+    assert asked("gnnsys", "bench", "ops", "--scale", "") == {"small", "full"}
+    assert asked("gnnsys", "bench", "ops", "--scale=") == {"small", "full"}
+    assert asked("gnnsys", "push", "") == {"files -/"}
