@@ -1,7 +1,7 @@
 """One library for every Python from 3.10 on: it is loaded by each interpreter at hand, from the checkout and a wheel.
 
-An interpreter is `python3.N` on PATH or of pyenv, or the one that runs the tests. Where it has no torch, all that can be
-seen is that the package imports and that the command line parses.
+An interpreter is `python3.N` on PATH or of pyenv, or the one that runs the tests. Where it has no torch, all that can
+be seen is that the package imports and that the command line parses.
 """
 
 from __future__ import annotations
