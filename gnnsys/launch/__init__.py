@@ -1,20 +1,26 @@
 """From one description to torchrun on every host: over ssh, here, by Slurm or for Kubernetes; and parts to their hosts.
 
-`gnnsys launch` and `gnnsys push` are its command line. Importing this room does not import torch.
+`gnnsys launch` and `gnnsys push` are its command line. Its modules are loaded when first used, so that an agent
+is up at once; none of them imports torch before it must.
 """
 
-from gnnsys.launch.channel import HostError, HostLost
-from gnnsys.launch.host_facts import host_facts, source_digest, versions
-from gnnsys.launch.host_group import EXIT_HOST_LOST, HostGroup, LaunchOptions
-from gnnsys.launch.hosts import Host, local_hosts, read_hosts
-from gnnsys.launch.kubernetes import PodOptions, manifest_text, pytorch_job
-from gnnsys.launch.launcher import EXIT_NOT_STARTED, Launcher
-from gnnsys.launch.network_probe import LinkSpeed, ProbeServer, measure_link
-from gnnsys.launch.part_files import folders_there, read_listing
-from gnnsys.launch.part_files import problem as file_problem
-from gnnsys.launch.preflight import Checks, Finding, judge_host, judge_versions
-from gnnsys.launch.push import Pushed, PushOptions, push_parts
-from gnnsys.launch.slurm import SRUN, SlurmOptions, batch_file, in_allocation, slurm_hosts, submit
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gnnsys.launch.channel import HostError, HostLost
+    from gnnsys.launch.host_group import EXIT_HOST_LOST, HostGroup, LaunchOptions
+    from gnnsys.launch.hosts import Host, local_hosts, read_hosts
+    from gnnsys.launch.kubernetes import PodOptions, manifest_text, pytorch_job
+    from gnnsys.launch.launcher import EXIT_NOT_STARTED, Launcher
+    from gnnsys.launch.local_facts import host_facts, source_digest, versions
+    from gnnsys.launch.network_probe import LinkSpeed, ProbeServer, measure_link
+    from gnnsys.launch.part_files import file_problem, folders_there, read_listing
+    from gnnsys.launch.preflight import Checks, Finding, judge_host, judge_versions
+    from gnnsys.launch.push import Pushed, PushOptions, push_parts
+    from gnnsys.launch.slurm import SRUN, SlurmOptions, batch_file, in_allocation, slurm_hosts, submit
 
 __all__ = [
     "EXIT_HOST_LOST",
@@ -53,3 +59,47 @@ __all__ = [
     "submit",
     "versions",
 ]
+
+_MODULE_OF = {
+    "Checks": "preflight",
+    "EXIT_HOST_LOST": "host_group",
+    "EXIT_NOT_STARTED": "launcher",
+    "Finding": "preflight",
+    "Host": "hosts",
+    "HostError": "channel",
+    "HostGroup": "host_group",
+    "HostLost": "channel",
+    "LaunchOptions": "host_group",
+    "Launcher": "launcher",
+    "LinkSpeed": "network_probe",
+    "PodOptions": "kubernetes",
+    "ProbeServer": "network_probe",
+    "PushOptions": "push",
+    "Pushed": "push",
+    "SRUN": "slurm",
+    "SlurmOptions": "slurm",
+    "batch_file": "slurm",
+    "file_problem": "part_files",
+    "folders_there": "part_files",
+    "host_facts": "local_facts",
+    "in_allocation": "slurm",
+    "judge_host": "preflight",
+    "judge_versions": "preflight",
+    "local_hosts": "hosts",
+    "manifest_text": "kubernetes",
+    "measure_link": "network_probe",
+    "push_parts": "push",
+    "pytorch_job": "kubernetes",
+    "read_hosts": "hosts",
+    "read_listing": "part_files",
+    "slurm_hosts": "slurm",
+    "source_digest": "local_facts",
+    "submit": "slurm",
+    "versions": "local_facts",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'gnnsys.launch' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"gnnsys.launch.{_MODULE_OF[name]}"), name)

@@ -9,6 +9,7 @@ the job of this host and then itself: nothing on a host outlives the launcher. I
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -23,12 +24,13 @@ from pathlib import Path
 from typing import Any
 
 from gnnsys.launch import agent_checks, agent_files
-from gnnsys.launch.host_facts import host_facts, raise_limits
+from gnnsys.launch.local_facts import host_facts, raise_limits
 from gnnsys.launch.messages import BANNER, MessageReader, MessageWriter
 from gnnsys.launch.network_probe import AgentProbe
 from gnnsys.launch.process_keeper import become_subreaper, end_descendants
 from gnnsys.launch.rank_output import HEADER_TEMPLATE, RankOutput
 
+PREFIX, LOCK = "gnnsys-launch-", "lock"  # of a job's folder on its host
 FIRST_PATIENCE = 60.0  # seconds without a word before the launcher has said how long to wait
 
 
@@ -39,12 +41,27 @@ def torchrun_command(report: Path, logs: str, arguments: list[str]) -> list[str]
     ]
 
 
+def remove_stale_folders() -> None:
+    """Removes what jobs left here that ended with their host: folders whose lock nobody holds."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):  # of another account, in use, or without a lock yet
+            lock = os.open(folder / LOCK, os.O_RDWR)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder)
+            finally:
+                os.close(lock)
+
+
 class HostJob:
     """torchrun on this host, kept by a process of its own (`process_keeper.py`)."""
 
     def __init__(self, arguments: list[str], env: dict[str, str], grace: float, say: Callable[..., None]) -> None:
         self._say = say
-        self._folder = tempfile.mkdtemp(prefix="gnnsys-launch-")
+        remove_stale_folders()
+        self._folder = tempfile.mkdtemp(prefix=PREFIX)
+        lock = os.open(os.path.join(self._folder, LOCK), os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)  # free once this agent and its keeper are gone, whatever ended them
         self._report = Path(self._folder, "failures.json")
         keeper = [sys.executable, "-I", "-S", str(Path(__file__).with_name("process_keeper.py")), str(grace)]
         own = {"PYTHONUNBUFFERED": "1", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": HEADER_TEMPLATE}
@@ -55,7 +72,9 @@ class HostJob:
             stderr=subprocess.PIPE,
             env={**os.environ, **own, **env},
             start_new_session=True,
+            pass_fds=[lock],
         )
+        self._lock = lock
         self._readers = [
             threading.Thread(target=self._listen, args=(stream, name), daemon=True)
             for stream, name in ((self._process.stdout, "out"), (self._process.stderr, "err"))
@@ -96,6 +115,7 @@ class HostJob:
             reader.join()
         failures = json.loads(self._report.read_text()) if self._report.exists() else []
         shutil.rmtree(self._folder, ignore_errors=True)
+        os.close(self._lock)
         self._say(event="ended", code=code, failures=failures)
 
 
@@ -162,9 +182,10 @@ class Agent:
         else:
             self._say(id=number, ok=answer)
 
-    def _hello(self, patience: float, script: str | None = None) -> dict[str, Any]:
+    def _hello(self, patience: float, script: str | None = None, facts: bool = True) -> dict[str, Any]:
         self._patience = float(patience)
-        return {**host_facts(), "has_script": script is None or os.path.isfile(script), "pid": os.getpid()}
+        has_script = script is None or os.path.isfile(script)
+        return {**(host_facts() if facts else {}), "has_script": has_script, "pid": os.getpid()}
 
     def _start(self, arguments: list[str], env: dict[str, str], grace: float) -> dict[str, int]:
         if self._job is not None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import re
 import socket
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from gnnsys.launch.part_files import MANIFEST, folders_there, problem, read_listing
+from gnnsys.launch.part_files import MANIFEST, file_problem, folders_there, read_listing
 
 MOST_PROBLEMS = 5
 _CHECKPOINT = re.compile(r"step-\d{10,}")
@@ -36,6 +35,7 @@ class Ports:
 
 def reach(targets: list[dict[str, Any]], timeout: float) -> dict[str, str]:
     """Tries to open a connection to each target; by name, why it failed."""
+    from concurrent.futures import ThreadPoolExecutor  # imports logging, which no other request needs
 
     def attempt(target: dict[str, Any]) -> str | None:
         try:
@@ -65,7 +65,7 @@ def check_parts(path: str, parts: list[int], verify: bool) -> list[str]:
     """What is wrong with the files of these parts: a few of the problems."""
     listing, problems = read_listing(Path(path)), []
     for file in listing.of_parts(parts):
-        if why := problem(listing.path, file, verify=verify):
+        if why := file_problem(listing.path, file, verify=verify):
             problems.append(why)
             if len(problems) == MOST_PROBLEMS:
                 break

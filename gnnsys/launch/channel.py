@@ -57,17 +57,25 @@ def agent_command(host: Host, ssh: Sequence[str] | None, lost_after: float, conn
 
 
 class AgentChannel:
-    """One host's agent. `heard(host, message)` is called, by a thread, with every event; `None` when it is lost."""
+    """One host's agent. `heard(host, message)` is called, by a thread, with every event; `None` when it is lost.
+
+    A thread tells the agent four times in `lost_after` seconds that the launcher lives, and is answered.
+    """
 
     def __init__(
-        self, host: Host, command: Sequence[str], heard: Callable[[Host, dict[str, Any] | None], None]
+        self,
+        host: Host,
+        command: Sequence[str],
+        heard: Callable[[Host, dict[str, Any] | None], None],
+        *,
+        lost_after: float = 60.0,
     ) -> None:
-        self.host, self._heard = host, heard
+        self.host, self._heard, self._lost_after = host, heard, lost_after
         self._asked: dict[int, Future[Any]] = {}
         self._numbers, self._lock = itertools.count(1), threading.Lock()
         self._noise: deque[str] = deque(maxlen=20)
         self._is_open, self._has_banner = True, threading.Event()
-        self.last_heard = time.monotonic()
+        self._last_heard = time.monotonic()
         try:
             self._process = subprocess.Popen(
                 command,
@@ -79,11 +87,14 @@ class AgentChannel:
         except OSError as error:
             raise HostLost(host, f"{command[0]} cannot be run: {error.strerror}") from None
         assert self._process.stdin and self._process.stdout
-        self._writer = MessageWriter(self._process.stdin.fileno())
+        self._writer = MessageWriter(self._process.stdin.fileno(), patience=lost_after)
         self._errors = threading.Thread(target=self._read_errors, daemon=True)
         self._reader = threading.Thread(target=self._read, daemon=True)
+        self._closing = threading.Event()
+        self._heart = threading.Thread(target=self._beat, daemon=True)
         self._errors.start()
         self._reader.start()
+        self._heart.start()
 
     def ask(self, do: str, **arguments: Any) -> Future[Any]:
         """Sends a request; its answer comes as the future's result."""
@@ -100,20 +111,31 @@ class AgentChannel:
         """Sends what is not answered."""
         try:
             self._writer.write(message, data)
-        except (OSError, ValueError) as error:
-            self._errors.join(1.0)
-            raise HostLost(self.host, self._why() if not isinstance(error, TimeoutError) else str(error)) from None
+        except TimeoutError as error:
+            raise HostLost(self.host, str(error)) from None
+        except (OSError, ValueError):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(CLOSE_SECONDS)
+            self._errors.join(CLOSE_SECONDS)
+            raise HostLost(self.host, self._why()) from None
 
     def result(self, future: Future[Any], timeout: float) -> Any:
         """The answer to a request. HostLost where the host is gone or late, HostError where it says what is wrong."""
-        try:
-            return future.result(timeout)
-        except FutureTimeout:
-            raise HostLost(self.host, f"no answer within {timeout:g} s") from None
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                return future.result(max(0.0, min(self._lost_after / 4, deadline - time.monotonic())))
+            except FutureTimeout:
+                if self.silent_for > self._lost_after:
+                    raise HostLost(self.host, f"it has been silent for {self.silent_for:.0f} s") from None
+                if time.monotonic() >= deadline:
+                    raise HostLost(self.host, f"no answer within {timeout:g} s") from None
 
     def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """Ends the agent with what it has started. Idempotent."""
         assert self._process.stdin and self._process.stdout
+        self._closing.set()
+        self._heart.join(CLOSE_SECONDS)
         with contextlib.suppress(OSError):
             self._process.stdin.close()
         try:
@@ -135,7 +157,7 @@ class AgentChannel:
                 else:
                     self._noise.append(line.decode(errors="replace"))
             while message := messages.read():
-                self.last_heard = time.monotonic()
+                self._last_heard = time.monotonic()
                 self._deliver(message)
         except (EOFError, OSError):
             pass
@@ -174,6 +196,11 @@ class AgentChannel:
             future.set_exception(HostLost(self.host, self._why()))
         self._heard(self.host, None)
 
+    def _beat(self) -> None:
+        with contextlib.suppress(HostLost):  # told by the reader
+            while not self._closing.wait(self._lost_after / 4):
+                self.tell(do="ping")
+
     def _read_errors(self) -> None:
         assert self._process.stderr is not None
         with self._process.stderr as stream:
@@ -194,6 +221,11 @@ class AgentChannel:
         if self._has_banner.is_set():
             return f"lost: its connection ended ({last})" if said else "lost: its connection ended"
         return f"cannot be reached: {last}"
+
+    @property
+    def silent_for(self) -> float:
+        """Seconds since the agent has said anything."""
+        return time.monotonic() - self._last_heard
 
     @property
     def is_open(self) -> bool:

@@ -12,7 +12,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,7 +80,6 @@ class HostGroup:
         self._words: dict[int, deque[str]] = {}
         self._ended: dict[str, int] = {}
         self._failures: list[RankFailure] = []
-        self._pinged = time.monotonic()
 
     # --- before the start
 
@@ -110,7 +108,7 @@ class HostGroup:
         for host in hosts:
             command = agent_command(host, options.ssh, options.lost_after, options.connect_timeout)
             try:
-                channel = AgentChannel(host, command, lambda who, message: self._events.put((who, message)))
+                channel = AgentChannel(host, command, self._hear, lost_after=options.lost_after)
                 self._channels.append(channel)
                 asked.append((channel, channel.ask("hello", patience=options.lost_after, script=script)))
             except HostLost as error:
@@ -129,6 +127,9 @@ class HostGroup:
         while not self._events.empty():  # ends of channels that have been dealt with
             self._events.get_nowait()
         return failed
+
+    def _hear(self, host: Host, message: dict[str, Any] | None) -> None:
+        self._events.put((host, message))
 
     def _measure_clock(self, channel: AgentChannel) -> None:
         begin = time.time()
@@ -150,47 +151,43 @@ class HostGroup:
             there = (number + 1) % len(channels)
             target = channels[there].host
             asked = channel.ask("measure_link", address=target.address, port=ports[there], seconds=seconds)
-            answer = self._awaited(channel, asked, patience + PATIENCE)
+            answer = channel.result(asked, patience + PATIENCE + 4 * seconds)  # amounts double
             found.append(LinkSpeed(channel.host.name, target.name, answer["rate"], answer["round_trip"]))
         return found
-
-    def _awaited(self, channel: AgentChannel, asked: Future[Any], timeout: float) -> Any:
-        """An answer that takes long; meanwhile all agents hear that this launcher is alive."""
-        deadline = time.monotonic() + timeout
-        while not asked.done() and time.monotonic() < deadline:
-            self._keep_alive()
-            wait([asked], timeout=self._options.lost_after / 4)
-        return channel.result(asked, 0.001)
 
     # --- the job
 
     def run(self, ready: Ready, command: Sequence[str]) -> GroupEnd:
         """Starts torchrun on all hosts and waits for its end."""
         job, first = secrets.token_hex(4), self._channels[0].host
-        for number, channel in enumerate(self._channels):
-            arguments = [f"--nnodes={len(self._channels)}", f"--node-rank={number}", f"--rdzv-id={job}"]
-            arguments += [f"--nproc-per-node={ready.num_ranks[number]}", f"--master-addr={first.address}"]
-            arguments += [f"--master-port={ready.port}", "--rdzv-backend=static", "--max-restarts=0"]
-            arguments += ["-m"] if self._options.is_module else []
-            env = {"GNNSYS_LAUNCH_HOST": channel.host.name, **self._options.env}
-            try:
-                asked = channel.ask("start", arguments=[*arguments, *command], env=env, grace=self._options.grace)
-                channel.result(asked, self._options.lost_after)
-            except (HostLost, HostError) as error:
-                return self._lost(str(error))
+        try:
+            asked = []
+            for number, channel in enumerate(self._channels):
+                arguments = [f"--nnodes={len(self._channels)}", f"--node-rank={number}", f"--rdzv-id={job}"]
+                arguments += [f"--nproc-per-node={ready.num_ranks[number]}", f"--master-addr={first.address}"]
+                arguments += [f"--master-port={ready.port}", "--rdzv-backend=static", "--max-restarts=0"]
+                arguments += [*(["-m"] if self._options.is_module else []), *command]
+                env = {"GNNSYS_LAUNCH_HOST": channel.host.name, **self._options.env}
+                asked.append(channel.ask("start", arguments=arguments, env=env, grace=self._options.grace))
+            for channel, future in zip(self._channels, asked, strict=True):
+                channel.result(future, self._options.lost_after)
+        except (HostLost, HostError) as error:
+            return self._lost(str(error))
         return self._watch()
 
     def _watch(self) -> GroupEnd:
         follow: float | None = None  # until when the other hosts may fail by themselves
         while len(self._ended) < len(self._channels):
-            self._keep_alive()
+            if silent := self._silent():
+                return self._lost(silent)
+            if follow is not None and time.monotonic() >= follow:
+                break
+            wait = self._options.lost_after / 4
+            if follow is not None:
+                wait = max(0.0, min(wait, follow - time.monotonic()))
             try:
-                host, message = self._events.get(timeout=self._wait(follow))
+                host, message = self._events.get(timeout=wait)
             except queue.Empty:
-                if silent := self._silent():
-                    return self._lost(silent)
-                if follow is not None and time.monotonic() >= follow:
-                    break
                 continue
             if message is None:
                 if host.name not in self._ended:
@@ -204,23 +201,10 @@ class HostGroup:
         self.stop()
         return self._outcome()
 
-    def _wait(self, follow: float | None) -> float:
-        wait = self._options.lost_after / 4
-        return wait if follow is None else max(0.0, min(wait, follow - time.monotonic()))
-
-    def _keep_alive(self) -> None:
-        if time.monotonic() - self._pinged < self._options.lost_after / 4:
-            return
-        self._pinged = time.monotonic()
-        for channel in self._channels:
-            with contextlib.suppress(HostLost):  # told as an event
-                channel.tell(do="ping")
-
     def _silent(self) -> str | None:
         for channel in self._channels:
-            silent = time.monotonic() - channel.last_heard
-            if channel.host.name not in self._ended and silent > self._options.lost_after:
-                return f"{channel.host.name} was lost: it has been silent for {silent:.0f} s"
+            if channel.host.name not in self._ended and channel.silent_for > self._options.lost_after:
+                return f"{channel.host.name} was lost: it has been silent for {channel.silent_for:.0f} s"
         return None
 
     def _line(self, host: Host, message: Mapping[str, Any]) -> None:
@@ -265,7 +249,6 @@ class HostGroup:
         deadline = time.monotonic() + self._options.grace + self._options.lost_after
         names = {channel.host.name for channel in self._channels}
         while not names <= self._ended.keys() | gone and time.monotonic() < deadline and not self._all_silent(gone):
-            self._keep_alive()
             try:
                 host, message = self._events.get(timeout=self._options.lost_after / 4)
             except queue.Empty:
@@ -279,9 +262,8 @@ class HostGroup:
 
     def _all_silent(self, gone: set[str]) -> bool:
         """Whether nothing can be expected of those that have not ended."""
-        now = time.monotonic()
         left = [c for c in self._channels if c.host.name not in self._ended and c.host.name not in gone]
-        return all(now - channel.last_heard > self._options.lost_after for channel in left)
+        return all(channel.silent_for > self._options.lost_after for channel in left)
 
     def close(self) -> None:
         closing = [threading.Thread(target=channel.close) for channel in self._channels]

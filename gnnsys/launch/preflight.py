@@ -1,6 +1,6 @@
 """What is looked at on every host before a job starts. Each finding is one line: host, what is wrong, and the remedy.
 
-`judge_*` are pure functions of what hosts say (`host_facts.py`); `Preflight` asks all hosts at once.
+`judge_*` are pure functions of what hosts say (`local_facts.py`); `Preflight` asks all hosts at once.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def push_parts(
     shares = shares_of(listing.num_parts, hosts)
     target = to or str(path)
     total = sum(file.bytes for share in shares for file in listing.of_parts(share))
-    counted = _Counted(total, progress)
+    counted = _ByteCount(total, progress)
     with ThreadPoolExecutor(max(1, len(hosts))) as pool:
         sending = [
             pool.submit(_push_to, listing, host, share, target, options, counted)
@@ -93,7 +93,7 @@ def shares_of(num_parts: int, hosts: Sequence[Host]) -> list[list[int]]:
     return shares
 
 
-class _Counted:
+class _ByteCount:
     """Bytes that are done with, of all hosts together."""
 
     def __init__(self, total: int, progress: Callable[[int, int, str], None] | None) -> None:
@@ -108,15 +108,15 @@ class _Counted:
 
 
 def _push_to(
-    listing: PartsListing, host: Host, share: list[int], target: str, options: PushOptions, counted: _Counted
+    listing: PartsListing, host: Host, share: list[int], target: str, options: PushOptions, counted: _ByteCount
 ) -> Pushed:
     pushed = Pushed(host.name, share)
     try:
         command = agent_command(host, options.ssh, options.lost_after, options.connect_timeout)
-        channel = AgentChannel(host, command, lambda *_: None)
+        channel = AgentChannel(host, command, lambda *_: None, lost_after=options.lost_after)
         try:
-            sender = _Sender(channel, listing, target, pushed, counted)
-            channel.result(channel.ask("hello", patience=LOOK_SECONDS), options.connect_timeout)
+            sender = _PartSender(channel, listing, target, pushed, counted)
+            channel.result(channel.ask("hello", patience=options.lost_after, facts=False), options.connect_timeout)
             sender.send(share, options.overwrite)
         finally:
             channel.close()
@@ -127,9 +127,9 @@ def _push_to(
     return pushed
 
 
-class _Sender:
+class _PartSender:
     def __init__(
-        self, channel: AgentChannel, listing: PartsListing, target: str, pushed: Pushed, counted: _Counted
+        self, channel: AgentChannel, listing: PartsListing, target: str, pushed: Pushed, counted: _ByteCount
     ) -> None:
         self._channel, self._listing, self._target = channel, listing, target
         self._pushed, self._counted = pushed, counted

@@ -6,6 +6,7 @@ Jobs are shell commands that start daemons of their own, as the worst of trainin
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import queue
 import signal
@@ -17,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from gnnsys.launch.channel import AgentChannel, HostError, HostLost
-from gnnsys.launch.host_facts import host_facts
 from gnnsys.launch.hosts import Host
+from gnnsys.launch.local_facts import host_facts
 from gnnsys.launch.messages import MessageReader, MessageWriter
 from tests.support.processes import HANGS_AFTER, ROOT, await_true
 
@@ -123,6 +124,18 @@ def test_a_launcher_that_is_killed_leaves_nothing(tmp_path):
     await_end([*pids, *(int(file.read_text()) for file in files)], tmp_path)
 
 
+def test_what_a_job_left_that_ended_with_its_host_is_removed_by_the_next(agent, tmp_path):
+    """As after a loss of power. The folder of a job that runs stays."""
+    for name in ("stale", "used"):
+        (tmp_path / f"gnnsys-launch-{name}").mkdir()
+        (tmp_path / f"gnnsys-launch-{name}" / "lock").touch()
+    with open(tmp_path / "gnnsys-launch-used" / "lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        start(agent, tmp_path)
+        names = {folder.name for folder in tmp_path.glob("gnnsys-launch-*")}
+    assert len(names) == 2 and "gnnsys-launch-used" in names and "gnnsys-launch-stale" not in names
+
+
 def test_a_command_ends_with_its_own_code_and_its_leftovers(agent, tmp_path):
     (tmp_path / "x").mkdir()
     asked(agent, "start", arguments=["sh", "-c", "echo one; echo two >&2; exit 7"], env={}, grace=0.2)
@@ -130,6 +143,18 @@ def test_a_command_ends_with_its_own_code_and_its_leftovers(agent, tmp_path):
     lines = sorted((each["text"], each["stream"], each["rank"]) for each in told[:2])
     assert lines == [("one", "out", None), ("two", "err", None)]
     assert told[2] == {"event": "ended", "code": 7, "failures": []}
+
+
+def test_a_launcher_that_waits_long_is_not_silent_and_an_agent_that_stops_is(tmp_path):
+    channel = AgentChannel(Host(name="here"), PLAIN_AGENT, lambda *_: None, lost_after=2.0)
+    with contextlib.closing(channel):
+        pid = asked(channel, "hello", patience=2.0)["pid"]
+        assert not channel._closing.wait(2.5)  # longer than its patience
+        assert agent_pid(channel) == pid  # it was told meanwhile that the launcher lives
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(HostLost, match=r"here: it has been silent for \d+ s"):
+            channel.result(channel.ask("ping"), HANGS_AFTER)
+        os.kill(pid, signal.SIGKILL)
 
 
 def test_what_a_login_shell_prints_first_is_passed_over(tmp_path):
@@ -181,6 +206,16 @@ def test_a_pipe_that_nobody_reads_does_not_hold_a_writer_for_ever():
         MessageWriter(writer, patience=0.1).write({}, bytes(1 << 20))
     os.close(reader)
     os.close(writer)
+
+
+def test_limits_are_raised_as_far_as_they_may_be_and_no_further():
+    program = (
+        "import resource\nfrom gnnsys.launch.local_facts import MOST_FILES, raise_limits\n"
+        "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))\nraise_limits()\n"
+        "assert resource.getrlimit(resource.RLIMIT_NOFILE) == (min(hard, MOST_FILES), hard)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 
 def test_facts_are_plain_and_come_without_torch():

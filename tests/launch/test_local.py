@@ -57,11 +57,8 @@ def test_lines_have_their_rank_and_the_first_that_fails_is_named_with_its_traceb
     assert not list(tmp_path.glob("gnnsys-launch-*"))
 
 
-@pytest.mark.parametrize(
-    "number",
-    # Agents and keepers that are killed: tests/launch/test_agent.py. A launcher that is, over ssh: test_ssh.py.
-    [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGKILL],
-)
+@pytest.mark.long  # agents, keepers and launchers that are killed around a plain command: test_agent.py, test_ssh.py
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_of_a_job_whose_launcher_is_interrupted_or_killed(tmp_path, number):
     (tmp_path / "script.py").write_text(SLEEPS)
     ranks = [tmp_path / "0", tmp_path / "1"]

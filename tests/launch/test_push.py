@@ -8,13 +8,15 @@ import signal
 import subprocess
 import sys
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gnnsys.graph import file_checksum, sbm
-from gnnsys.launch import Host, PushOptions, push_parts
-from gnnsys.launch.part_files import PartFile, problem, read_listing
+from gnnsys.launch import Checks, Host, LaunchOptions, PushOptions, push_parts
+from gnnsys.launch.host_group import HostGroup
+from gnnsys.launch.part_files import PartFile, file_problem, read_listing
 from gnnsys.launch.push import shares_of
 from gnnsys.partition import open_parts, partition_graph
 from tests.launch.ssh_hosts import needs_ssh, ssh_hosts
@@ -134,6 +136,26 @@ def test_a_disk_that_cannot_be_written_is_told(parts, tmp_path):
     assert pushed.error is not None and "data/part-0000/0000.npy cannot be written: " in pushed.error
 
 
+def looked_at(hosts: list[Host]) -> list[str]:
+    """What a launch finds wrong with `data` before it starts."""
+    group = HostGroup(hosts, LaunchOptions(ssh=HERE, connect_timeout=120.0), lambda *_: None)
+    try:
+        return [str(finding) for finding in group.connect(Checks(parts="data"), 0.0, verify=True).findings]
+    finally:
+        group.close()
+
+
+def test_a_launch_finds_what_a_push_has_not_brought_and_nothing_once_it_has(parts, tmp_path):
+    hosts = [replace(host, address="127.0.0.1") for host in own_disks(tmp_path, 2)]
+    remedy = "gnnsys push data --hosts FILE"
+    push(parts, hosts)
+    assert looked_at(hosts) == []
+    (tmp_path / "h1" / "data" / "manifest.json").write_text((parts / "manifest.json").read_text() + " ")
+    assert looked_at(hosts) == [f"h1: data has other parts than on h0: {remedy} --overwrite"]
+    (tmp_path / "h1" / "data" / "manifest.json").unlink()
+    assert looked_at(hosts) == [f"h1: data has no manifest.json, as h0 has: {remedy}"]
+
+
 def test_other_parts_are_not_overwritten_unless_asked(parts, tmp_path):
     hosts = own_disks(tmp_path, 1)
     partition_graph(sbm(500), 2, tmp_path / "h0" / "data")
@@ -161,7 +183,7 @@ def test_a_listing_without_torch_says_what_the_parts_room_says(parts, tmp_path):
     stored = [sum(file.bytes for file in listing.of_parts([part])) for part in range(NUM_PARTS)]
     assert stored == [sum(opened.stored_bytes(part).values()) for part in range(NUM_PARTS)]
     assert all(file.crc32 == file_checksum(parts / file.name) for file in listing.files)
-    assert all(problem(parts, file, verify=True) is None for file in listing.files)
+    assert all(file_problem(parts, file, verify=True) is None for file in listing.files)
     for text, why in (
         ("{}", "is no manifest of parts"),
         ("[", "is no manifest"),
@@ -175,7 +197,7 @@ def test_a_listing_without_torch_says_what_the_parts_room_says(parts, tmp_path):
         (tmp_path / "manifest.json").write_text(text)
         with pytest.raises(ValueError, match=why):
             read_listing(tmp_path)
-    assert problem(tmp_path, PartFile("x", 1, zlib.crc32(b"x")), verify=True) == f"{tmp_path / 'x'} is missing"
+    assert file_problem(tmp_path, PartFile("x", 1, zlib.crc32(b"x")), verify=True) == f"{tmp_path / 'x'} is missing"
 
 
 @needs_ssh
@@ -207,7 +229,9 @@ def test_a_killed_push_over_ssh_goes_on_in_the_middle_of_a_file(tmp_path):
     assert 1 << 20 < there < SIZE and "were there of files that had been begun" in done.stdout
     assert moved < 1.1 * (SIZE - there) + 300_000
     for part, host in enumerate(("h1", "h2")):
-        assert all(problem(tmp_path / host / "data", each, verify=True) is None for each in listing.of_parts([part]))
+        assert all(
+            file_problem(tmp_path / host / "data", each, verify=True) is None for each in listing.of_parts([part])
+        )
 
 
 def enlarge(folder: Path, part: int, size: int) -> None:

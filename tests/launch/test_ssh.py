@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -57,6 +56,7 @@ time.sleep(1000)
 """
 
 
+@pytest.mark.long  # the same on this machine: test_local.py
 def test_a_rank_that_raises_is_named_with_its_traceback_and_code_and_nothing_is_left(hosts, tmp_path):
     script = tmp_path / "raises.py"
     script.write_text(RAISES)
@@ -130,12 +130,8 @@ def test_a_missing_part_and_a_changed_byte_are_named_with_their_host_and_file(ho
     array.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     remedy = "gnnsys push data --hosts FILE"
     assert told() == [f"h2: data/part-0001/0001.npy does not match its checksum: it was altered: {remedy}"]
-    array.unlink()
-    assert told() == [f"h2: data/part-0001/0001.npy is missing: {remedy}"]
     shutil.rmtree(array.parent)
     assert told() == [f"h1: data: no machine has part 1 of 2: {remedy}"]
-    (own_disks / "h2" / "data" / "manifest.json").unlink()
-    assert told() == [f"h2: data has no manifest.json, as h1 has: {remedy}"]
 
 
 def test_hosts_that_cannot_reach_each_other_are_named_both_ways(hosts):
@@ -151,39 +147,49 @@ def test_hosts_that_cannot_reach_each_other_are_named_both_ways(hosts):
 SLEEPS = """
 import os, pathlib, subprocess, sys, time
 subprocess.Popen(["sleep", "1000"], start_new_session=True)
-pathlib.Path(sys.argv[1], os.environ["RANK"]).touch()
+pathlib.Path(sys.argv[1], "up-" + os.uname().nodename).touch()
 time.sleep(1000)
 """
 
 
-# A launcher on this machine that is killed: test_local.py. Agents, keepers, silence: test_agent.py.
-@pytest.mark.long
-def test_a_launcher_that_is_killed_leaves_nothing_on_any_host(hosts, tmp_path):
+@pytest.fixture(params=["plain", pytest.param("torchrun", marks=pytest.mark.long)])
+def described(request, hosts, tmp_path):
+    """A hosts file whose agents run the script under torchrun, or by itself: enough to see who ends with whom."""
+    if request.param == "torchrun":
+        return hosts.describe()
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} {ROOT}/tests/launch/plain_agent.py\n")
+    python.chmod(0o755)
+    return hosts.describe(**{host: f"python={python}" for host in hosts.lab.names})
+
+
+def are_up(folder: Path) -> bool:
+    return all((folder / f"up-{host}").exists() for host in ("h1", "h2"))
+
+
+def test_a_launcher_that_is_killed_leaves_nothing_on_any_host(hosts, described, tmp_path):
     (tmp_path / "sleeps.py").write_text(SLEEPS)
-    file = hosts.describe()
-    options = ["--hosts", str(file), "--ssh", " ".join(hosts.ssh), "--connect-timeout", "120"]
+    options = ["--hosts", str(described), "--ssh", " ".join(hosts.ssh), "--connect-timeout", "120", "--grace", "1"]
     command = [sys.executable, "-m", "gnnsys.cli", "launch", *options, str(tmp_path / "sleeps.py"), str(tmp_path)]
     with subprocess.Popen(command, cwd=ROOT) as launcher:
-        await_true(lambda: all((tmp_path / str(rank)).exists() for rank in range(2)), "two ranks")
+        await_true(lambda: are_up(tmp_path), "two ranks")
         assert all(any("sleep 1000" in line for line in hosts.processes(host)) for host in (1, 2))
         launcher.send_signal(signal.SIGKILL)
     for host in (1, 2):
         hosts.await_nothing(host)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("how", ["power", "cable"])
-def test_a_host_that_dies_in_the_middle_of_a_job_ends_it_on_the_others(hosts, tmp_path, how):
+def test_a_host_that_dies_in_the_middle_of_a_job_ends_it_on_the_others(hosts, described, tmp_path, how):
     (tmp_path / "sleeps.py").write_text(SLEEPS)
-    job = Job(hosts, hosts.describe(), tmp_path / "sleeps.py", tmp_path, lost_after=4.0, grace=5.0)
+    job = Job(hosts, described, tmp_path / "sleeps.py", tmp_path, lost_after=5.0, grace=1.0)
 
     def break_it() -> None:
-        await_true(lambda: all((tmp_path / str(rank)).exists() for rank in range(2)), "two ranks")
+        await_true(lambda: are_up(tmp_path), "two ranks")
         hosts.lab.kill(2) if how == "power" else hosts.lab.cut(2)
 
     breaking = threading.Thread(target=break_it)
     breaking.start()
-    began = time.monotonic()
     try:
         assert job.run() == EXIT_HOST_LOST
     finally:
@@ -191,6 +197,5 @@ def test_a_host_that_dies_in_the_middle_of_a_job_ends_it_on_the_others(hosts, tm
         hosts.await_nothing(1)
         hosts.await_nothing(2)  # where its cable was pulled its agent has ended by itself
         hosts.boot(2) if how == "power" else hosts.lab.heal(2)
-    assert time.monotonic() - began < 170
     (note,) = job.notes
     assert note.startswith("h2 was lost: it") and note.endswith("; the job was ended on the other hosts")

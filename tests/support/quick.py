@@ -25,6 +25,7 @@ FILES: dict[str, tuple[str, ...]] = {  # by room; seconds each on one core at mo
     "graph": ("test_convert.py", "test_graph.py", "test_manifest.py", "test_npy.py"),
     "house": ("test_architecture.py", "test_names.py", "test_rooms.py"),
     "lab": ("test_control_groups.py",),
+    "launch": ("test_hosts.py", "test_kubernetes.py"),
     "loader": ("test_hetero.py", "test_inputs.py", "test_link_loader.py", "test_stages.py"),
     "metrics": ("test_metrics.py",),
     "nn": ("test_gat.py", "test_gcn.py", "test_rgcn.py", "test_sage.py"),

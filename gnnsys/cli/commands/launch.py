@@ -18,23 +18,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--hosts", metavar="FILE", help="on every host of FILE, over ssh (one name per line, or YAML)")
     where.add_argument("--slurm", action="store_true", help="on the nodes of this Slurm allocation, or of a new one")
     where.add_argument("--k8s", action="store_true", help="print a manifest for Kubeflow's training operator")
-    parser.add_argument("--nodes", type=int, metavar="N", help="of a new Slurm allocation, or pods")
-    parser.add_argument(
-        "--ranks", type=int, default=0, metavar="N", help="per node of Slurm (default: one per GPU), or pod"
-    )
-    parser.add_argument(
-        "--sbatch", default="", metavar="OPTIONS", help="for a new allocation: --sbatch='--time=1:00:00'"
-    )
-    parser.add_argument(
-        "--print", action="store_true", help="with --slurm --nodes: print the batch file, submit nothing"
-    )
-    pods = parser.add_argument_group("with --k8s")
-    pods.add_argument("--image", default="", help="that has your script, torch and gnnsys")
-    pods.add_argument("--name", help="of the job (default: that of the script)")
-    pods.add_argument("--gpus", type=int, default=0, metavar="N", help="for each pod")
-    pods.add_argument("--memory", metavar="SIZE", help="for each pod: 64Gi")
-    pods.add_argument("--shm", default="8Gi", metavar="SIZE", help="of each pod's /dev/shm (8Gi)")
-    pods.add_argument("--claim", metavar="NAME:/PATH", help="a volume claim with parts and checkpoints")
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module, as for python -m")
     parser.add_argument("--parts", metavar="DIR", help="parts to look for on every host (else: DIRs in ARGS)")
     parser.add_argument("--no-verify", action="store_true", help="do not compare parts with their checksums")
@@ -47,6 +30,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--grace", type=float, default=15.0, metavar="S", help="between SIGTERM and SIGKILL (15)")
     parser.add_argument("--connect-timeout", type=float, default=20.0, metavar="S", help="for ssh (20)")
     parser.add_argument("--wait-for-hosts", type=float, default=120.0, metavar="S", help="before a restart (120)")
+    slurm = parser.add_argument_group("with --slurm")
+    slurm.add_argument("--nodes", type=int, metavar="N", help="of a new allocation; with --k8s: pods")
+    slurm.add_argument("--ranks", type=int, default=0, metavar="N", help="per node, or per pod (default: one per GPU)")
+    slurm.add_argument(
+        "--sbatch", default="", metavar="OPTIONS", help="for a new allocation: --sbatch='--time=1:00:00'"
+    )
+    slurm.add_argument("--print", action="store_true", help="with --nodes: print the batch file, submit nothing")
+    pods = parser.add_argument_group("with --k8s")
+    pods.add_argument("--image", default="", help="that has your script, torch and gnnsys")
+    pods.add_argument("--name", help="of the job (default: that of the script)")
+    pods.add_argument("--gpus", type=int, default=0, metavar="N", help="for each pod")
+    pods.add_argument("--memory", metavar="SIZE", help="for each pod: 64Gi")
+    pods.add_argument("--shm", default="8Gi", metavar="SIZE", help="of each pod's /dev/shm (8Gi)")
+    pods.add_argument("--claim", metavar="NAME:/PATH", help="a volume claim with parts and checkpoints")
     parser.add_argument("script", metavar="SCRIPT", help="your training script")
     parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="of your script")
 

@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+MOST_FILES = 1 << 20  # programs that close all they may have open take long with more
 PACKAGE = Path(__file__).resolve().parents[1]
 
 
@@ -90,5 +91,8 @@ def hard_limit(which: int) -> int | None:
 def raise_limits() -> None:
     """Open files and locked memory up to what is allowed, for this process and those that it starts."""
     for which in (resource.RLIMIT_NOFILE, resource.RLIMIT_MEMLOCK):
-        most = resource.getrlimit(which)[1]
-        resource.setrlimit(which, (most, most))
+        soft, hard = resource.getrlimit(which)
+        wanted = hard
+        if which == resource.RLIMIT_NOFILE and soft != resource.RLIM_INFINITY:
+            wanted = max(soft, MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES))
+        resource.setrlimit(which, (wanted, hard))
