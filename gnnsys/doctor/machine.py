@@ -49,6 +49,7 @@ class MachineFacts:
     open_files: tuple[int | None, int | None] = (None, None)
     locked: tuple[int | None, int | None] = (None, None)
     huge_pages: str | None = None  # always, madvise or never
+    asks_for_huge_pages: bool = False  # THP_MEM_ALLOC_ENABLE
     huge_bytes: int | None = None
     clock: str | None = None
     clocks: tuple[str, ...] = ()
@@ -86,6 +87,7 @@ def read_machine(host: Mapping[str, Any]) -> MachineFacts:
         open_files=_limits(resource.RLIMIT_NOFILE),
         locked=_limits(resource.RLIMIT_MEMLOCK),
         huge_pages=chosen and chosen[1],
+        asks_for_huge_pages=os.environ.get("THP_MEM_ALLOC_ENABLE") == "1",
         huge_bytes=huge_bytes,
         clock=_text(CLOCKS / "current_clocksource").strip() or None,
         clocks=tuple(_text(CLOCKS / "available_clocksource").split()),
@@ -187,7 +189,7 @@ def judge_huge_pages(facts: MachineFacts) -> Diagnosis:
         return Diagnosis(subject, f"{said}, torch's tensors lie in them")
     why = "rows at random places miss the TLB: sums of 512-byte rows took 1.4 times as long on a Xeon"
     said += ", torch's tensors do not lie in them"
-    if facts.huge_pages == "madvise":
+    if facts.huge_pages == "madvise" and not facts.asks_for_huge_pages:
         return Diagnosis(subject, said, why, "export THP_MEM_ALLOC_ENABLE=1", ADVICE)
     if facts.huge_pages == "never":
         remedy = f"echo madvise > {HUGE_PAGES} and export THP_MEM_ALLOC_ENABLE=1"

@@ -160,11 +160,11 @@ def judge_peers(peers: Mapping[str, str]) -> list[Diagnosis]:
 def judge_core(facts: SoftwareFacts) -> Diagnosis:
     """The native library, and the vectors that its loops over rows use."""
     subject = "native core"
-    if facts.torch_error is not None or facts.core is None:
-        said = facts.core_error or "not looked at, for want of torch"
-        return Diagnosis(
-            subject, said, "no sampling and no layer works without", "pip install . in the repository", FAILS
-        )
+    why = "no sampling and no layer works without"
+    if facts.torch_error is not None:
+        return Diagnosis(subject, "not looked at, for want of torch", why, "install torch first", FAILS)
+    if facts.core is None:
+        return Diagnosis(subject, facts.core_error or "missing", why, "pip install . in the repository", FAILS)
     widest = next((name for name, flag in _VECTORS if flag in facts.processor_flags), facts.simd)
     if facts.simd_wanted and facts.simd != widest:
         said = f"{facts.core} uses {facts.simd} of a processor with {widest}"

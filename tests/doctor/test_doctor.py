@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,17 @@ def test_a_real_run_says_each_thing_once_and_its_exit_code_follows(tmp_path: Pat
     assert main(["doctor", str(tmp_path)]) == 1  # no parts
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(found) + 2 and lines[-2].startswith("fails   parts          ")
+
+
+def test_it_works_where_torch_cannot_be_imported():
+    """In a process of its own: this one has torch."""
+    program = (
+        "import sys; sys.modules['torch'] = None; from gnnsys.cli import main; sys.exit(main(['doctor', '--json']))"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    found = {each["subject"]: each for each in json.loads(ended.stdout)}
+    assert ended.returncode == 1 and "does not import" in found["torch"]["found"]
+    assert found["native core"]["remedy"] == "install torch first" and found["threads"]["found"].endswith("cores")
 
 
 def test_advice_does_not_change_the_exit_code():

@@ -79,6 +79,7 @@ def test_each_thing_that_is_wrong_is_one_line_with_its_remedy(changed, state: st
         {"threads": None},
         {"locked": (1 << 16, 1 << 16)},  # there is no GPU
         {"huge_pages": "always", "huge_bytes": 0},  # the kernel gives them when it has some
+        {"huge_pages": "madvise", "huge_bytes": 0, "asks_for_huge_pages": True},
         {"huge_pages": None, "huge_bytes": None},
         {"clock": "arch_sys_counter", "clocks": ("arch_sys_counter",), "machine": "aarch64"},
         {"memory_free": None},
