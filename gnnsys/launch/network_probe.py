@@ -20,6 +20,8 @@ _BUFFER = 1 << 20
 MOST_BYTES = 1 << 33  # in one go
 NUM_ROUND_TRIPS = 100
 PATIENCE = 30.0  # seconds that either side waits for the other's next bytes
+HELLO_PATIENCE = 5.0  # for its first ones
+MOST_CLIENTS = 16
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class ProbeServer:
         family = socket.AF_INET6 if both or ":" in address else socket.AF_INET
         self._listener = socket.create_server((address, port), family=family, dualstack_ipv6=both)
         self.port = int(self._listener.getsockname()[1])
+        self._places = threading.BoundedSemaphore(MOST_CLIENTS)
 
     def serve_one(self, timeout: float) -> str:
         """Answers the first client that speaks as one, until it has what it wants; its address. Others are let go."""
@@ -65,7 +68,17 @@ class ProbeServer:
                 connection, _ = self._listener.accept()
             except OSError:
                 return
-            threading.Thread(target=_answer_and_close, args=(connection,), daemon=True).start()
+            if self._places.acquire(blocking=False):
+                threading.Thread(target=self._answer_and_close, args=(connection,), daemon=True).start()
+            else:
+                connection.close()
+
+    def _answer_and_close(self, connection: socket.socket) -> None:
+        try:
+            with connection, contextlib.suppress(OSError):
+                _answer(connection)
+        finally:
+            self._places.release()
 
 
 def measure_link(address: str, port: int, seconds: float = 0.5, timeout: float = 10.0) -> dict[str, float]:
@@ -98,11 +111,13 @@ def _send(link: socket.socket, amount: int) -> float:
 
 def _answer(link: socket.socket) -> bool:
     """Takes what a client sends until it is done; False for one that does not speak as one."""
+    link.settimeout(HELLO_PATIENCE)
+    hello = memoryview(bytearray(len(HELLO)))
+    if not _fill(link, hello) or hello != HELLO:
+        return False
     link.settimeout(PATIENCE)
     link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     buffer = memoryview(bytearray(_BUFFER))
-    if not _fill(link, buffer[: len(HELLO)]) or buffer[: len(HELLO)] != HELLO:
-        return False
     while _fill(link, buffer[: _LENGTH.size]):
         (left,) = _LENGTH.unpack_from(buffer)
         if left > MOST_BYTES:
@@ -124,11 +139,6 @@ def _fill(link: socket.socket, place: memoryview) -> bool:
             return False
         place = place[got:]
     return True
-
-
-def _answer_and_close(connection: socket.socket) -> None:
-    with connection, contextlib.suppress(OSError):
-        _answer(connection)
 
 
 class AgentProbe:

@@ -11,7 +11,7 @@ import pytest
 
 from gnnsys.doctor import ADVICE, FAILS, OK, judge_links, listen_once, look_at_hosts, measure_to
 from gnnsys.launch import Host, LaunchOptions, LinkSpeed, ProbeServer, measure_link
-from gnnsys.launch.network_probe import HELLO, MOST_BYTES
+from gnnsys.launch.network_probe import HELLO, MOST_BYTES, MOST_CLIENTS
 
 GBIT = 1e9 / 8
 
@@ -97,6 +97,17 @@ def test_a_server_lets_go_who_does_not_speak_as_a_client(sent: bytes):
         server.close()
     with pytest.raises(OSError):
         measure_link("127.0.0.1", server.port, seconds=0.001)
+
+
+def test_a_server_has_place_for_so_many_clients_and_lets_others_go():
+    server = ProbeServer(address="127.0.0.1")
+    server.start()
+    with contextlib.ExitStack() as silent:
+        for _ in range(MOST_CLIENTS):
+            silent.enter_context(socket.create_connection(("127.0.0.1", server.port), 60))
+        with socket.create_connection(("127.0.0.1", server.port), 60) as other:
+            assert other.recv(1) == b""
+    server.close()
 
 
 def test_hosts_are_looked_at_by_their_agents_and_links_measured_both_ways():
