@@ -1,7 +1,8 @@
-"""Finds the subcommands, parses the line, calls one, and turns what users can get wrong into one line.
+"""Parses the line, calls a subcommand, and turns what users can get wrong into one line.
 
-A subcommand is a module in `gnnsys.cli.commands` with a docstring (its first line is the help), `add_arguments(parser)`
-and `run(args) -> int`, the exit code. Modules import torch and the rooms inside `run`, so `gnnsys --help` is quick.
+A subcommand is a module in `gnnsys.cli.commands`, listed in its `GROUPS`, with a docstring (its first line is the
+help), `add_arguments(parser)` and `run(args) -> int`, the exit code. Modules import torch and the rooms inside `run`,
+so `gnnsys --help` is quick.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
-import pkgutil
+import shutil
 import sys
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 import gnnsys
@@ -23,16 +26,42 @@ EXIT_INTERRUPTED = 130
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="gnnsys", description="Graph neural network training in plain PyTorch.")
+    modules = {
+        name: importlib.import_module(f"{commands.__name__}.{name}")
+        for names in commands.GROUPS.values()
+        for name in names
+    }
+    parser = argparse.ArgumentParser(
+        prog="gnnsys",
+        usage="gnnsys [-h] [--version] COMMAND ...",
+        description="Graph neural network training in plain PyTorch.",
+        epilog=_grouped({name: _summary(module) for name, module in modules.items()}),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--version", action=_Version, nargs=0, help="say which gnnsys this is, and end")
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for found in pkgutil.iter_modules(commands.__path__):
-        module = importlib.import_module(f"{commands.__name__}.{found.name}")
-        summary = (module.__doc__ or "").splitlines()[0].rstrip(".")
-        command = subparsers.add_parser(found.name, help=summary, description=module.__doc__)
+    subparsers = parser.add_subparsers(
+        prog="gnnsys", dest="command", metavar="COMMAND", required=True, help=argparse.SUPPRESS
+    )
+    for name, module in modules.items():
+        command = subparsers.add_parser(name, description=module.__doc__)
         module.add_arguments(command)
         command.set_defaults(run=module.run)
     return parser
+
+
+def _summary(module: ModuleType) -> str:
+    return (module.__doc__ or "").splitlines()[0].rstrip(".")
+
+
+def _grouped(summaries: Mapping[str, str]) -> str:
+    """Commands by what one wants to do, each with its summary."""
+    lines, width = [], max(40, shutil.get_terminal_size().columns - 2)  # as argparse has it
+    for group, names in commands.GROUPS.items():
+        lines.append(f"{group}:")
+        for name in names:
+            lines += textwrap.wrap(f"  {name:<12}{summaries[name]}", width, subsequent_indent=" " * 14)
+        lines.append("")
+    return "\n".join([*lines, "gnnsys COMMAND --help says more of each."])
 
 
 class _Version(argparse.Action):

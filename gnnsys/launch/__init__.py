@@ -10,11 +10,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gnnsys.launch.host_group import EXIT_HOST_LOST, LaunchOptions
+    from gnnsys.launch.channel import HostError, HostLost
+    from gnnsys.launch.host_group import EXIT_HOST_LOST, HostGroup, LaunchOptions
     from gnnsys.launch.hosts import Host, local_hosts, read_hosts
     from gnnsys.launch.kubernetes import PodOptions, manifest_text, pytorch_job
     from gnnsys.launch.launcher import EXIT_NOT_STARTED, Launcher
     from gnnsys.launch.local_facts import host_facts, source_digest, versions
+    from gnnsys.launch.network_probe import LinkSpeed, ProbeServer, measure_link
+    from gnnsys.launch.part_files import file_problem, folders_there, read_listing
     from gnnsys.launch.preflight import Checks, Finding, judge_host, judge_versions
     from gnnsys.launch.push import Pushed, PushOptions, push_parts
     from gnnsys.launch.slurm import SRUN, SlurmOptions, batch_file, in_allocation, slurm_hosts, submit
@@ -26,22 +29,31 @@ __all__ = [
     "Checks",
     "Finding",
     "Host",
+    "HostError",
+    "HostGroup",
+    "HostLost",
     "LaunchOptions",
     "Launcher",
+    "LinkSpeed",
     "PodOptions",
+    "ProbeServer",
     "PushOptions",
     "Pushed",
     "SlurmOptions",
     "batch_file",
+    "file_problem",
+    "folders_there",
     "host_facts",
     "in_allocation",
     "judge_host",
     "judge_versions",
     "local_hosts",
     "manifest_text",
+    "measure_link",
     "push_parts",
     "pytorch_job",
     "read_hosts",
+    "read_listing",
     "slurm_hosts",
     "source_digest",
     "submit",
@@ -54,23 +66,32 @@ _MODULE_OF = {
     "EXIT_NOT_STARTED": "launcher",
     "Finding": "preflight",
     "Host": "hosts",
+    "HostError": "channel",
+    "HostGroup": "host_group",
+    "HostLost": "channel",
     "LaunchOptions": "host_group",
     "Launcher": "launcher",
+    "LinkSpeed": "network_probe",
     "PodOptions": "kubernetes",
+    "ProbeServer": "network_probe",
     "PushOptions": "push",
     "Pushed": "push",
     "SRUN": "slurm",
     "SlurmOptions": "slurm",
     "batch_file": "slurm",
+    "file_problem": "part_files",
+    "folders_there": "part_files",
     "host_facts": "local_facts",
     "in_allocation": "slurm",
     "judge_host": "preflight",
     "judge_versions": "preflight",
     "local_hosts": "hosts",
     "manifest_text": "kubernetes",
+    "measure_link": "network_probe",
     "push_parts": "push",
     "pytorch_job": "kubernetes",
     "read_hosts": "hosts",
+    "read_listing": "part_files",
     "slurm_hosts": "slurm",
     "source_digest": "local_facts",
     "submit": "slurm",

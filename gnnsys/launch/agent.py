@@ -26,6 +26,7 @@ from typing import Any
 from gnnsys.launch import agent_checks, agent_files
 from gnnsys.launch.local_facts import host_facts, raise_limits
 from gnnsys.launch.messages import BANNER, MessageReader, MessageWriter
+from gnnsys.launch.network_probe import AgentProbe
 from gnnsys.launch.process_keeper import become_subreaper, end_descendants
 from gnnsys.launch.rank_output import HEADER_TEMPLATE, RankOutput
 
@@ -127,16 +128,19 @@ class Agent:
         self._job: HostJob | None = None
         self._ports = agent_checks.Ports()
         self._files = agent_files.Receiver()
+        self._probe = AgentProbe()
         self._quick: dict[str, Callable[..., Any]] = {
             "hello": self._hello,
             "ping": lambda: {"time": time.time()},
             "listen": self._ports.listen,
             "close_ports": self._ports.close,
+            "listen_probe": self._probe.listen,
             "start": self._start,
             "stop": self._stop,
         }
         self._slow: dict[str, Callable[..., Any]] = {
             "reach": agent_checks.reach,
+            "measure_link": self._probe.measure,
             "find_parts": agent_checks.find_parts,
             "check_parts": agent_checks.check_parts,
             "newest_checkpoint": agent_checks.newest_checkpoint,
@@ -153,6 +157,7 @@ class Agent:
             pass
         finally:
             self._ports.close()
+            self._probe.close()
             self._files.close()
             if self._job is not None:
                 self._job.stop()

@@ -8,7 +8,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from gnnsys.launch.part_files import MANIFEST, folders_there, problem, read_listing
+from gnnsys.launch.part_files import MANIFEST, file_problem, folders_there, read_listing
 
 MOST_PROBLEMS = 5
 _CHECKPOINT = re.compile(r"step-\d{10,}")
@@ -65,7 +65,7 @@ def check_parts(path: str, parts: list[int], verify: bool) -> list[str]:
     """What is wrong with the files of these parts: a few of the problems."""
     listing, problems = read_listing(Path(path)), []
     for file in listing.of_parts(parts):
-        if why := problem(listing.path, file, verify=verify):
+        if why := file_problem(listing.path, file, verify=verify):
             problems.append(why)
             if len(problems) == MOST_PROBLEMS:
                 break

@@ -12,7 +12,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from gnnsys.launch.part_files import MANIFEST, PartFile, checksum, is_safe, problem
+from gnnsys.launch.part_files import MANIFEST, PartFile, checksum, file_problem, is_safe
 
 
 class Receiver:
@@ -32,7 +32,7 @@ class Receiver:
         whole, damaged, begun = [], [], {}
         for name, size, crc32 in files:
             target = self._target(path, name)
-            why = problem(folder, PartFile(name, size, crc32), verify=True)
+            why = file_problem(folder, PartFile(name, size, crc32), verify=True)
             if why is None:
                 whole.append(name)
                 continue

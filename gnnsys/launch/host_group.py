@@ -17,6 +17,7 @@ from typing import Any
 
 from gnnsys.launch.channel import AgentChannel, HostError, HostLost, agent_command
 from gnnsys.launch.hosts import Host
+from gnnsys.launch.network_probe import PATIENCE, LinkSpeed
 from gnnsys.launch.preflight import Checks, Finding, Preflight, Ready
 
 EXIT_HOST_LOST = 75  # a host was lost: to try again may help (EX_TEMPFAIL)
@@ -139,6 +140,20 @@ class HostGroup:
     def _clock_error(self, channel: AgentChannel) -> float:
         ahead, error = self._ahead[channel.host.name]
         return max(0.0, ahead - error) or min(0.0, ahead + error)
+
+    def links(self, seconds: float) -> list[LinkSpeed]:
+        """Measures from each host to the next, one link at a time; after `connect` found nothing wrong."""
+        channels, found, patience = self._channels, [], self._options.connect_timeout
+        if len(channels) < 2:
+            return []
+        ports = [channel.result(channel.ask("listen_probe"), patience) for channel in channels]
+        for number, channel in enumerate(channels):
+            there = (number + 1) % len(channels)
+            target = channels[there].host
+            asked = channel.ask("measure_link", address=target.address, port=ports[there], seconds=seconds)
+            answer = channel.result(asked, patience + PATIENCE + 4 * seconds)  # amounts double
+            found.append(LinkSpeed(channel.host.name, target.name, answer["rate"], answer["round_trip"]))
+        return found
 
     # --- the job
 

@@ -74,7 +74,7 @@ def folders_there(listing: PartsListing) -> list[int]:
     return [part for part in range(listing.num_parts) if (listing.path / folder_of(part)).is_dir()]
 
 
-def problem(folder: Path, file: PartFile, *, verify: bool) -> str | None:
+def file_problem(folder: Path, file: PartFile, *, verify: bool) -> str | None:
     """What is wrong with a file on disk; None for one that is as the manifest says."""
     path = folder / file.name
     try:

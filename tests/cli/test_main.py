@@ -1,20 +1,30 @@
 """The command line: what it prints, and the exit codes scripts rely on."""
 
 import importlib.metadata
+import itertools
+import pkgutil
+import re
 import subprocess
 import sys
 
 import pytest
 
-from gnnsys.cli import main
+from gnnsys.cli import commands, main
 
 
-def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]):
+def test_help_lists_every_command_once_in_its_group(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as stopped:
         main(["--help"])
     assert stopped.value.code == 0
-    printed = capsys.readouterr().out
-    assert all(command in printed for command in ("bench", "info"))
+    groups: dict[str, list[str]] = {}
+    for line in capsys.readouterr().out.splitlines():
+        if re.fullmatch(r"[a-z ]+:", line):
+            names = groups.setdefault(line[:-1], [])
+        elif found := re.match(r"  ([a-z]+) {2,}\S", line):
+            names.append(found[1])
+    groups.pop("options")
+    assert {group: tuple(names) for group, names in groups.items()} == commands.GROUPS
+    assert sorted(itertools.chain(*groups.values())) == [each.name for each in pkgutil.iter_modules(commands.__path__)]
 
 
 def test_version_is_that_of_the_installed_package(capsys: pytest.CaptureFixture[str]):
@@ -28,7 +38,7 @@ def test_help_and_version_do_not_wait_for_torch():
     """In a process of its own: this one has torch."""
     program = """
 import sys
-from gnnsys.cli import main
+from gnnsys.cli import commands, main
 for option in ("--help", "--version"):
     try: main([option])
     except SystemExit: pass

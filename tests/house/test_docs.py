@@ -272,6 +272,16 @@ def headings(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
+def test_the_index_lists_every_page_once_with_a_line_of_what_is_there():
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| \[([\w.]+)\]\(([\w./]+)\) \| (.+) \|$", index, re.MULTILINE)
+    listed = [target for _, target, _ in rows if not target.startswith("../")]
+    there = {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    assert sorted(listed) == sorted(there)
+    assert all(target.endswith(name) and len(said) > 20 for name, target, said in rows)
+    assert "(docs/README.md)" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
 def test_every_set_up_is_of_a_page():
     assert set(PAGES) | ON_A_GPU <= {name_of(page) for page in pages()}
 

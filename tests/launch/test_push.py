@@ -16,7 +16,7 @@ import pytest
 from gnnsys.graph import file_checksum, sbm
 from gnnsys.launch import Checks, Host, LaunchOptions, PushOptions, push_parts
 from gnnsys.launch.host_group import HostGroup
-from gnnsys.launch.part_files import PartFile, problem, read_listing
+from gnnsys.launch.part_files import PartFile, file_problem, read_listing
 from gnnsys.launch.push import shares_of
 from gnnsys.partition import open_parts, partition_graph
 from tests.launch.ssh_hosts import needs_ssh, ssh_hosts
@@ -183,7 +183,7 @@ def test_a_listing_without_torch_says_what_the_parts_room_says(parts, tmp_path):
     stored = [sum(file.bytes for file in listing.of_parts([part])) for part in range(NUM_PARTS)]
     assert stored == [sum(opened.stored_bytes(part).values()) for part in range(NUM_PARTS)]
     assert all(file.crc32 == file_checksum(parts / file.name) for file in listing.files)
-    assert all(problem(parts, file, verify=True) is None for file in listing.files)
+    assert all(file_problem(parts, file, verify=True) is None for file in listing.files)
     for text, why in (
         ("{}", "is no manifest of parts"),
         ("[", "is no manifest"),
@@ -197,7 +197,7 @@ def test_a_listing_without_torch_says_what_the_parts_room_says(parts, tmp_path):
         (tmp_path / "manifest.json").write_text(text)
         with pytest.raises(ValueError, match=why):
             read_listing(tmp_path)
-    assert problem(tmp_path, PartFile("x", 1, zlib.crc32(b"x")), verify=True) == f"{tmp_path / 'x'} is missing"
+    assert file_problem(tmp_path, PartFile("x", 1, zlib.crc32(b"x")), verify=True) == f"{tmp_path / 'x'} is missing"
 
 
 @needs_ssh
@@ -229,7 +229,9 @@ def test_a_killed_push_over_ssh_goes_on_in_the_middle_of_a_file(tmp_path):
     assert 1 << 20 < there < SIZE and "were there of files that had been begun" in done.stdout
     assert moved < 1.1 * (SIZE - there) + 300_000
     for part, host in enumerate(("h1", "h2")):
-        assert all(problem(tmp_path / host / "data", each, verify=True) is None for each in listing.of_parts([part]))
+        assert all(
+            file_problem(tmp_path / host / "data", each, verify=True) is None for each in listing.of_parts([part])
+        )
 
 
 def enlarge(folder: Path, part: int, size: int) -> None:

@@ -19,6 +19,7 @@ FILES: dict[str, tuple[str, ...]] = {  # by room; seconds each on one core at mo
     "comm": ("test_address.py", "test_fair_queue.py", "test_wire.py"),
     "cuda": ("test_capture.py",),  # skipped without a device
     "dgl": ("test_dgl.py",),
+    "doctor": ("test_machine.py", "test_software.py"),
     "explain": ("test_masks.py",),
     "fullgraph": ("test_plan.py", "test_use.py"),
     "graph": ("test_convert.py", "test_graph.py", "test_manifest.py", "test_npy.py"),
