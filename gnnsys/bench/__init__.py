@@ -6,7 +6,9 @@ All suites share one frame: cases with sides that take turns (`case`, `measure`)
 from gnnsys.bench import peers
 from gnnsys.bench.against import Change, compare
 from gnnsys.bench.case import OURS, Benchmark, Case, Side, Unit, Versus, megabytes, milliseconds, rate, score, value
+from gnnsys.bench.compare_results import CaseChange, compare_results
 from gnnsys.bench.report import Report, Row, environment
+from gnnsys.bench.results import Results, read_results
 from gnnsys.bench.suite import SUITES, SuiteOptions, check_machine, load_suite, run_suite, units_of
 from gnnsys.bench.workload import Workload
 
@@ -15,8 +17,10 @@ __all__ = [
     "SUITES",
     "Benchmark",
     "Case",
+    "CaseChange",
     "Change",
     "Report",
+    "Results",
     "Row",
     "Side",
     "SuiteOptions",
@@ -25,12 +29,14 @@ __all__ = [
     "Workload",
     "check_machine",
     "compare",
+    "compare_results",
     "environment",
     "load_suite",
     "megabytes",
     "milliseconds",
     "peers",
     "rate",
+    "read_results",
     "run_suite",
     "score",
     "units_of",

@@ -50,6 +50,7 @@ class Report:
     quick: bool
     rows: list[Row] = field(default_factory=list)
     samples: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    more_is_better: dict[str, bool] = field(default_factory=dict)  # by case
     absent: dict[str, str] = field(default_factory=dict)  # peer -> why it is not in the rows
     refused: dict[str, dict[str, str]] = field(default_factory=dict)  # case -> peer -> why it cannot do that
     not_run: list[str] = field(default_factory=list)  # required rows without a figure, with the reason
@@ -61,6 +62,7 @@ class Report:
             self.refused[case.name] = dict(measured.refused)
         figures = {name: case.unit.figure(median(values)) for name, values in samples.items()}
         self.samples[case.name] = {n: [case.unit.figure(v) for v in values] for n, values in samples.items()}
+        self.more_is_better[case.name] = case.unit.more_is_better
         rows = [self._row(case, versus, figures, measured.refused) for versus in case.versus]
         self.rows += rows
         return rows
@@ -135,6 +137,7 @@ class Report:
             "absent": self.absent,
             "refused": self.refused,
             "not_run": self.not_run,
+            "more_is_better": self.more_is_better,
             "samples": self.samples,
         }
 

@@ -24,8 +24,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(epochs with rows from another process), dist (training across hosts of the lab; needs root), fullgraph "
         "(training on the whole graph across hosts of the lab; needs root), samplers (what each costs and what a model "
         "learns by it; lab/ needs root), links (ranks among all nodes, negatives; lab/ needs root), typed (layers of "
-        "typed graphs; embeddings/ needs root) or gpu (kernels, sampling and epochs on a GPU)",
+        "typed graphs; embeddings/ needs root) or gpu (kernels, sampling and epochs on a GPU); or, with files, "
+        "compare BEFORE AFTER (results, with a verdict per case)",
     )
+    parser.add_argument("files", metavar="FILE", nargs="*", type=Path, help="of compare")
     parser.add_argument("--only", metavar="NAME", help="only cases whose name contains NAME (A|B: A or B)")
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works; targets not judged")
     parser.add_argument("--scale", choices=("small", "full"), default="full", help="small: the same as --quick")
@@ -52,11 +54,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "are worse here; exit 1 when one is by more than 3%%, or did not run in both",
     )
     parser.add_argument("--rounds", type=int, default=3, help="with --against: how often each runs (default 3)")
+    parser.add_argument(
+        "--tolerance", type=float, metavar="SHARE", help="with compare: what is no difference (default 0.02)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     from gnnsys.bench import SuiteOptions, check_machine, load_suite, run_suite
+    from gnnsys.cli.bench_files import WITH_FILES
 
+    if args.suite in WITH_FILES:
+        return WITH_FILES[args.suite](args)
+    if args.files:
+        raise ValueError(f"bench {args.suite} takes no files, got {args.files[0]}; {', '.join(WITH_FILES)} do")
     benchmarks = load_suite(args.suite)
     check_machine(args.suite)
     if args.json is not None and not args.json.absolute().parent.is_dir():

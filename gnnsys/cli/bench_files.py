@@ -1,0 +1,43 @@
+"""What `gnnsys bench` does with files: `compare` tells two results apart."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+
+def compare_files(args: argparse.Namespace) -> int:
+    """Prints a line per case; 1 where something is slower or did not run."""
+    from gnnsys.bench import CaseChange, compare_results, read_results
+
+    before, after = (read_results(path) for path in _files(args, 2, "BEFORE AFTER"))
+    options = {} if args.tolerance is None else {"tolerance": args.tolerance}
+    changes = compare_results(before, after, **options)
+    print(CaseChange.header())
+    for change in changes:
+        print(change.line())
+    for name, value in before.hardware.items():
+        if value != after.hardware.get(name):
+            print(f"note: another {name}: {value} before, {after.hardware.get(name)} after")
+    for name in sorted(set(before.versions) | set(after.versions)):
+        old, new = before.versions.get(name), after.versions.get(name)
+        if old != new:
+            print(f"note: another version of {name}: {old} before, {new} after")
+    counts = {
+        verdict: sum(c.verdict == verdict for c in changes) for verdict in dict.fromkeys(c.verdict for c in changes)
+    }
+    print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
+    if args.json is not None:
+        args.json.write_text(json.dumps([change.to_json() for change in changes], indent=1) + "\n")
+    return 1 if any(change.is_worse for change in changes) else 0
+
+
+def _files(args: argparse.Namespace, count: int, words: str) -> list[Path]:
+    if len(args.files) != count:
+        raise ValueError(f"write `gnnsys bench {args.suite} {words}`; got {len(args.files)} files")
+    return args.files
+
+
+WITH_FILES: dict[str, Callable[[argparse.Namespace], int]] = {"compare": compare_files}
