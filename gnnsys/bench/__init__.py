@@ -7,6 +7,7 @@ from gnnsys.bench import peers
 from gnnsys.bench.against import Change, compare
 from gnnsys.bench.case import OURS, Benchmark, Case, Side, Unit, Versus, megabytes, milliseconds, rate, score, value
 from gnnsys.bench.compare_results import CaseChange, compare_results
+from gnnsys.bench.matrix import CellRow, Description, RunOptions, read_description, run_matrix
 from gnnsys.bench.report import Report, Row, environment
 from gnnsys.bench.results import Results, read_results
 from gnnsys.bench.suite import SUITES, SuiteOptions, check_machine, load_suite, run_suite, units_of
@@ -18,10 +19,13 @@ __all__ = [
     "Benchmark",
     "Case",
     "CaseChange",
+    "CellRow",
     "Change",
+    "Description",
     "Report",
     "Results",
     "Row",
+    "RunOptions",
     "Side",
     "SuiteOptions",
     "Unit",
@@ -36,7 +40,9 @@ __all__ = [
     "milliseconds",
     "peers",
     "rate",
+    "read_description",
     "read_results",
+    "run_matrix",
     "run_suite",
     "score",
     "units_of",

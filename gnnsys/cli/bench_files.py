@@ -1,11 +1,26 @@
-"""What `gnnsys bench` does with files: `compare` tells two results apart."""
+"""What `gnnsys bench` does with files: `suite` runs a matrix of jobs, `compare` tells two results apart."""
 
 from __future__ import annotations
 
 import argparse
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+
+
+def run_file(args: argparse.Namespace) -> int:
+    """Prints a line per cell; 1 where --check is given and a cell has failed."""
+    from gnnsys.bench import RunOptions, read_description, run_matrix
+
+    (file,) = _files(args, 1, "FILE")
+    description = read_description(file)
+    out = args.out or Path(f"{description.name}-results")
+    options = RunOptions(only=args.only, retry=args.retry, cache=args.cache)
+    rows = run_matrix(description, out, options, show=partial(print, flush=True))
+    failed = sum(row.status != "done" for row in rows)
+    print(f"{len(rows) - failed} cells done, {failed} failed; results in {out}")
+    return 1 if args.check and failed else 0
 
 
 def compare_files(args: argparse.Namespace) -> int:
@@ -40,4 +55,7 @@ def _files(args: argparse.Namespace, count: int, words: str) -> list[Path]:
     return args.files
 
 
-WITH_FILES: dict[str, Callable[[argparse.Namespace], int]] = {"compare": compare_files}
+WITH_FILES: dict[str, Callable[[argparse.Namespace], int]] = {
+    "suite": run_file,
+    "compare": compare_files,
+}
