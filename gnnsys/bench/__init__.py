@@ -6,6 +6,7 @@ All suites share one frame: cases with sides that take turns (`case`, `measure`)
 from gnnsys.bench import peers
 from gnnsys.bench.against import Change, compare
 from gnnsys.bench.case import OURS, Benchmark, Case, Side, Unit, Versus, megabytes, milliseconds, rate, score, value
+from gnnsys.bench.charts import plot_results
 from gnnsys.bench.compare_results import CaseChange, compare_results
 from gnnsys.bench.matrix import CellRow, Description, RunOptions, read_description, run_matrix
 from gnnsys.bench.report import Report, Row, environment
@@ -39,6 +40,7 @@ __all__ = [
     "megabytes",
     "milliseconds",
     "peers",
+    "plot_results",
     "rate",
     "read_description",
     "read_results",

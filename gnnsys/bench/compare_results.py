@@ -119,6 +119,14 @@ def ratio_interval(
     return _Resampled.of(before, after, more_is_better, resamples, seed).interval(level)
 
 
+def median_interval(samples: Sequence[float], level: float = FAMILY_LEVEL) -> tuple[float, float]:
+    """Where the median may lie: the ends of a bootstrap interval; of a single sample, itself."""
+    values = np.asarray(samples, np.float64)
+    draws = np.random.default_rng(0).integers(0, len(values), (RESAMPLES, len(values)))
+    low, high = np.quantile(np.median(values[draws], axis=1), [level / 2, 1 - level / 2])
+    return float(low), float(high)
+
+
 def _has_enough(old: CaseSamples, new: CaseSamples) -> bool:
     return min(len(old.ours), len(new.ours)) >= LEAST_REPEATS
 

@@ -1,4 +1,4 @@
-"""What `gnnsys bench` does with files: `suite` runs a matrix of jobs, `compare` tells two results apart."""
+"""What `gnnsys bench` does with files: `suite` runs a matrix of jobs, `compare` judges two results, `plot` draws."""
 
 from __future__ import annotations
 
@@ -49,6 +49,16 @@ def compare_files(args: argparse.Namespace) -> int:
     return 1 if any(change.is_worse for change in changes) else 0
 
 
+def plot_files(args: argparse.Namespace) -> int:
+    """Prints the names of the pictures."""
+    from gnnsys.bench import plot_results
+
+    (results,) = _files(args, 1, "RESULTS")
+    for path in plot_results(results, args.out, args.kind):
+        print(path)
+    return 0
+
+
 def _files(args: argparse.Namespace, count: int, words: str) -> list[Path]:
     if len(args.files) != count:
         raise ValueError(f"write `gnnsys bench {args.suite} {words}`; got {len(args.files)} files")
@@ -58,4 +68,5 @@ def _files(args: argparse.Namespace, count: int, words: str) -> list[Path]:
 WITH_FILES: dict[str, Callable[[argparse.Namespace], int]] = {
     "suite": run_file,
     "compare": compare_files,
+    "plot": plot_files,
 }

@@ -11,7 +11,7 @@ import pytest
 
 from gnnsys.bench import read_results
 from gnnsys.bench.matrix.cell import Cell, CellOptions
-from gnnsys.bench.matrix.description import make_description, read_description
+from gnnsys.bench.matrix.description import SUITES_FOLDER, make_description, read_description
 from gnnsys.bench.matrix.processes import Ended, reason_of_output, run_with_deadline
 from gnnsys.bench.matrix.train import main as train
 from gnnsys.cli import main
@@ -77,6 +77,21 @@ def test_what_a_description_has_wrong_is_told_in_one_line(parts: Path, tmp_path:
     said = capsys.readouterr().err
     assert message in said and said.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_a_mapping_of_datasets_gives_labels_to_long_names(parts: Path):
+    (cell,) = make_description(TINY | {"datasets": {"small": "sbm-1k:num_classes=4"}}, parts).cells
+    assert (cell.name, cell.dataset) == ("small/GraphSAGE/3,3/1x1/default", "sbm-1k:num_classes=4")
+
+
+def test_the_suites_that_come_with_gnnsys_can_be_read_by_name():
+    files = sorted(SUITES_FOLDER.glob("*.json"))
+    assert {"distdgl-ablation", "distdgl-scaling", "one-machine"} <= {file.stem for file in files}
+    for file in files:
+        described = read_description(Path(file.stem))
+        assert described.name == file.stem and len(described.cells) > 2
+    with pytest.raises(ValueError, match="gone is not there, and no suite of gnnsys is called so: distdgl-ablation"):
+        read_description(Path("gone"))
 
 
 def test_yaml_says_the_same_as_json(parts: Path, tmp_path: Path):

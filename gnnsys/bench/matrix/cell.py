@@ -84,13 +84,14 @@ class Cell:
     repeats: int = 5
     deadline: float = 600.0
     parts: str = ""  # where the job finds them
+    label: str = ""  # what the dataset is called in names
 
     @property
     def name(self) -> str:
         """dataset/model/sampler/hosts x trainers/option."""
         fanouts = ",".join(map(str, self.fanouts))
         sampler = fanouts if self.sampler == "neighbor" else f"{self.sampler} {fanouts}"
-        return f"{self.dataset}/{self.model}/{sampler}/{self.hosts}x{self.trainers}/{self.option}"
+        return f"{self.label or self.dataset}/{self.model}/{sampler}/{self.hosts}x{self.trainers}/{self.option}"
 
     @property
     def file_name(self) -> str:

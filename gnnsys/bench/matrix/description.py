@@ -121,7 +121,7 @@ def _cells(told: Mapping[str, Any], hosts: list[int], folder: Path) -> list[Cell
         raise ValueError(f"deadline must be a positive number of seconds, got {deadline!r}")
     warmup, repeats = _count("warmup", told.get("warmup", 1), 0), _count("repeats", told.get("repeats", 5), 1)
     product = itertools.product(
-        [_dataset(each, folder) for each in _axis(told, "datasets")],
+        _datasets(told, folder),
         [_model(each) for each in _axis(told, "models", ["GraphSAGE"])],
         [_sampler(each) for each in _axis(told, "samplers", ["15,10"])],
         hosts,
@@ -130,11 +130,11 @@ def _cells(told: Mapping[str, Any], hosts: list[int], folder: Path) -> list[Cell
     )
     return [
         Cell(
-            dataset=dataset, model=model, sampler=sampler, fanouts=fanouts, trainers=trainers, hosts=num_hosts,
+            dataset=dataset, label=label, model=model, sampler=sampler, fanouts=fanouts, trainers=trainers, hosts=num_hosts,
             option=str(name), options=CellOptions.from_dict({**defaults, **(more or {})}), warmup=warmup,
             repeats=repeats, deadline=float(deadline), parts=parts,
         )
-        for (dataset, parts), model, (sampler, fanouts), num_hosts, trainers, (name, more) in product
+        for (label, dataset, parts), model, (sampler, fanouts), num_hosts, trainers, (name, more) in product
     ]  # fmt: skip
 
 
@@ -157,6 +157,14 @@ def _count(key: str, value: Any, least: int) -> int:
     if type(value) is not int or value < least:
         raise ValueError(f"{key} must be whole numbers >= {least}, got {value!r}")
     return value
+
+
+def _datasets(told: Mapping[str, Any], folder: Path) -> list[tuple[str, str, str]]:
+    """Label, name and parts of each. A mapping gives labels to long names."""
+    labels = told.get("datasets")
+    if isinstance(labels, dict) and labels:
+        return [(str(label), *_dataset(each, folder)) for label, each in labels.items()]
+    return [("", *_dataset(each, folder)) for each in _axis(told, "datasets")]
 
 
 def _dataset(told: Any, folder: Path) -> tuple[str, str]:
