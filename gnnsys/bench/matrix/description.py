@@ -130,9 +130,9 @@ def _cells(told: Mapping[str, Any], hosts: list[int], folder: Path) -> list[Cell
     )
     return [
         Cell(
-            dataset=dataset, label=label, model=model, sampler=sampler, fanouts=fanouts, trainers=trainers, hosts=num_hosts,
-            option=str(name), options=CellOptions.from_dict({**defaults, **(more or {})}), warmup=warmup,
-            repeats=repeats, deadline=float(deadline), parts=parts,
+            dataset=dataset, label=label, model=model, sampler=sampler, fanouts=fanouts, trainers=trainers,
+            hosts=num_hosts, option=str(name), options=CellOptions.from_dict({**defaults, **(more or {})}),
+            warmup=warmup, repeats=repeats, deadline=float(deadline), parts=parts,
         )
         for (label, dataset, parts), model, (sampler, fanouts), num_hosts, trainers, (name, more) in product
     ]  # fmt: skip

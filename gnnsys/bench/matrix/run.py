@@ -137,7 +137,7 @@ def _attempt(
     description: Description, cell: Cell, out: Path, cache: Path | None, log: Path
 ) -> tuple[str | None, dict[str, Any] | None]:
     """Why there are no figures, or the figures. The deadline is for parts and job, each."""
-    scratch = out / "running"
+    scratch = out.resolve() / "running"
     scratch.mkdir(exist_ok=True)
     told, result = scratch / "cell.json", scratch / "result.json"
     result.unlink(missing_ok=True)

@@ -91,7 +91,7 @@ class CellTrainer:
             draws = {"sampler": LaborSampler(graph, list(cell.fanouts))}
         self.loader = gnnsys.NeighborLoader(
             graph,
-            input_nodes=gnnsys.split(graph, "train"),
+            input_nodes=choose_seeds(gnnsys.split(graph, "train"), cell, session.world_size),
             batch_size=options.batch_size,
             shuffle=True,
             fetch=["x", "y"],
@@ -102,7 +102,6 @@ class CellTrainer:
         )
         self.restarts = not MODES[options.loading]["across_epochs"]
         self.batches = self._endless()
-        self.steps = min(len(self.loader), options.steps or len(self.loader))
         self._begin(options.seed)
 
     def measure_epochs(self) -> list[RepeatFigures]:
@@ -158,7 +157,7 @@ class CellTrainer:
         self.session.barrier()
         figures, before, cpu = RepeatFigures(epochs=1), self._counts(), time.process_time()
         start = began = time.perf_counter()
-        for batch in islice(self.loader if self.restarts else self.batches, self.steps):
+        for batch in islice(self.batches, len(self.loader)):
             got = time.perf_counter()
             figures.waited += got - began
             self._step(batch, figures)
@@ -207,6 +206,17 @@ class CellTrainer:
             stage: {name: getattr(of, name) for name in TIMED} | of.counts
             for stage, of in self.loader.counters().items()
         }
+
+
+def choose_seeds(share: gnnsys.Seeds, cell: Cell, world_size: int) -> gnnsys.Seeds:
+    """A rank's share, cut to `steps` batches by taking evenly spaced ids: what is near stays near."""
+    if cell.options.steps is None:
+        return share
+    count = cell.options.steps * cell.options.batch_size
+    if share.largest - 1 < count:  # the smallest share of any rank has one less
+        return share
+    ids = share.ids[torch.arange(len(share))]
+    return gnnsys.Seeds(ids[torch.arange(count) * len(ids) // count], NODE, count, count * world_size)
 
 
 def _difference(
