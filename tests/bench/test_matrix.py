@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from gnnsys.bench import read_results
+from gnnsys.bench.matrix import processes
 from gnnsys.bench.matrix.cell import Cell, CellOptions
 from gnnsys.bench.matrix.description import SUITES_FOLDER, make_description, read_description
 from gnnsys.bench.matrix.processes import Ended, reason_of_output, run_with_deadline
@@ -220,6 +223,52 @@ def test_a_process_that_outlives_its_command_is_ended():
     program = f"import os, time\nif os.fork() == 0:\n {child}"
     assert run_with_deadline([sys.executable, "-S", "-E", "-c", program], 30.0, {}).code == 0
     assert not [pid for pid in os.listdir("/proc") if pid.isdigit() and child in command_line(int(pid))]
+
+
+def test_a_command_ends_with_the_process_that_runs_it():
+    """One that is killed by -9 cannot end anything itself."""
+    child = "import os; print(os.getpid(), flush=True); import time; time.sleep(1000)"
+    program = (
+        f"import runpy, sys; run = runpy.run_path({processes.__file__!r})['run_with_deadline']\n"
+        f"run([sys.executable, '-S', '-c', {child!r}], 1000, {{}}, heard=lambda line: print(line, flush=True))"
+    )
+    with subprocess.Popen([sys.executable, "-S", "-c", program], stdout=subprocess.PIPE, text=True) as runner:
+        assert runner.stdout is not None
+        pid = int(runner.stdout.readline())
+        assert child in command_line(pid)
+        runner.kill()
+    deadline = time.monotonic() + 30
+    while child in command_line(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_cells_of_different_commits_are_told(suite, tmp_path: Path, capsys):
+    file, out = suite("good", "later"), tmp_path / "out"
+    assert main(["bench", "suite", str(file), "--out", str(out), "--only", "good"]) == 0
+    (cell,) = (out / "cells").glob("*.json")
+    told = json.loads(cell.read_text())
+    told["environment"]["git"] = {"commit": "0" * 40, "is_changed": False}
+    cell.write_text(json.dumps(told))
+    assert main(["bench", "suite", str(file), "--out", str(out)]) == 0
+    assert "note: cells are of different commits: 1 of 000000000000, 1 of " in capsys.readouterr().out
+
+
+def test_the_script_for_clusters_writes_a_suite_that_srun_starts(tmp_path: Path):
+    """Slurm's words are stand-ins, as is gnnsys: what is seen is the description."""
+    for name, text in (("scontrol", "echo n1; echo n2"), ("gnnsys", 'echo "$@" >> said.txt')):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    script = Path(__file__).parents[2] / "launch" / "bench_cluster.sh"
+    slurm = {"SLURM_JOB_NUM_NODES": "5", "SLURM_GPUS_ON_NODE": "8", "SLURM_JOB_NODELIST": "n[1-5]", "SLURM_JOB_ID": "7"}
+    env = {**os.environ, **slurm, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    subprocess.run(["bash", script, "sbm-20k", "out"], cwd=tmp_path, env=env, check=True, timeout=60)
+    assert (tmp_path / "said.txt").read_text() == "bench suite out.json --out out\nbench plot out\n"
+    described = read_description(tmp_path / "out.json")
+    assert {(cell.hosts, cell.trainers) for cell in described.cells} == {(1, 8), (2, 8), (4, 8)}
+    assert described.launcher[0] == "srun" and "--rdzv-endpoint=n1:29400" in described.launcher
+    outside = subprocess.run(["bash", script, "sbm-20k"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert outside.returncode != 0 and "there is no Slurm allocation" in outside.stderr
 
 
 def test_the_reason_is_the_first_error_of_a_rank():

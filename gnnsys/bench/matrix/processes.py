@@ -1,7 +1,8 @@
 """A command that has a deadline, and of which nothing is left when it ends: ranks, servers and loaders neither.
 
 torchrun gives its ranks sessions of their own, so a signal to a process group would miss them. Everything that the
-command starts inherits a mark in its environment; what still has it at the end is killed.
+command starts inherits a mark in its environment; what still has it at the end is killed. A command ends with the
+process that runs it, too, even if that is killed.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import re
 import secrets
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MARK = "GNNSYS_BENCH_CELL"
+_TIED = """import ctypes, os, signal, sys
+getattr(ctypes.CDLL(None), "prctl", lambda *_: 0)(1, signal.SIGTERM)  # PR_SET_PDEATHSIG; it outlives exec
+if os.getppid() == int(sys.argv[1]):
+    os.execvp(sys.argv[2], sys.argv[2:])"""
 _ERROR = re.compile(r"^(?:\[\w+\]:\s*)*([A-Za-z_][\w.]*(?:Error|Exception|Exceeded|Lost|Interrupt)\b.*)$")
 _AGENT = re.compile(r"torch\.distributed|ChildFailedError|elastic")
 _REASON_CHARS = 300
@@ -43,7 +49,7 @@ def run_with_deadline(
     mark = secrets.token_hex(8)
     lines: list[str] = []
     process = subprocess.Popen(
-        command,
+        [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid()), *command],
         env={**os.environ, **environment, MARK: mark},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -16,6 +16,7 @@ import os
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -86,6 +87,7 @@ def run_matrix(
     _claim(out, description)
     show(CellRow.header())
     rows = []
+    commits: Counter[str] = Counter()
     for number, cell in enumerate(cells, 1):
         path = out / "cells" / cell.file_name
         found = _read(path)
@@ -97,6 +99,10 @@ def run_matrix(
         assert found is not None
         rows.append(make_row(found, is_old))
         show(rows[-1].line())
+        commits[str((found["environment"]["git"] or {}).get("commit"))] += 1
+    if len(commits) > 1:
+        counts = ", ".join(f"{count} of {commit[:12]}" for commit, count in commits.items())
+        show(f"note: cells are of different commits: {counts}")
     return rows
 
 
