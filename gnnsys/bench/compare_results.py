@@ -32,6 +32,7 @@ TOLERANCE = 0.02
 LEAST_REPEATS = 5
 RESAMPLES = 4000
 FAMILY_LEVEL, CASE_LEVEL = 0.05, 0.01  # chances of a false alarm
+NOISE = 0.05  # an interval that reaches further hides differences of this size, which is told
 _MOST_CORRELATION = 0.8
 
 
@@ -42,6 +43,11 @@ class Interval:
     ratio: float
     low: float
     high: float
+
+    @property
+    def reach(self) -> float:
+        """How far from the ratio it goes, as a share of it: a smaller difference may not be seen."""
+        return max(self.ratio / self.low, self.high / self.ratio) - 1
 
     def tells(self, tolerance: float) -> bool:
         """Whether it is a difference."""
@@ -151,7 +157,9 @@ def _change(
     else:
         interval, verdict = ours.interval(level), "too few repeats"
     medians = float(np.median(old.ours)), float(np.median(new.ours))
-    return CaseChange(old.name, old.unit, *medians, interval, verdict, machine)
+    is_noisy = verdict == "no difference" and interval.reach > NOISE
+    reason = f"noise: less than {interval.reach:.0%} may not be seen" if is_noisy else None
+    return CaseChange(old.name, old.unit, *medians, interval, verdict, machine, reason)
 
 
 def _control(old: CaseSamples, new: CaseSamples, resamples: int, seed: int) -> _Resampled | None:

@@ -114,6 +114,16 @@ def test_more_is_better_where_the_unit_says_so_and_tolerance_decides_what_is_a_d
         compare_results(*pair, tolerance=3)
 
 
+def test_no_difference_in_noise_says_what_would_not_be_seen():
+    rng = np.random.default_rng(0)
+    quiet, noisy = ({"case": times(rng, "noise", spread)} for spread in (0.005, 0.15))
+    (change,) = compare_results(results(noisy), results({"case": times(rng, "noise", 0.15)}))
+    assert change.verdict == "no difference" and "may not be seen)" in change.line()
+    assert 0.05 < change.interval.reach < 1.0 and f"noise: less than {change.interval.reach:.0%}" in change.line()
+    (change,) = compare_results(results(quiet), results({"case": times(rng, "noise", 0.005)}))
+    assert change.verdict == "no difference" and change.reason is None
+
+
 def test_counts_that_are_the_same_each_time_and_few_repeats():
     same, zero, more = np.full(5, 12.0), np.zeros(5), np.full(5, 13.0)
     before = results({"same": same, "zero": zero, "more": same, "few": same[:4], "gone": same})
