@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import importlib.metadata
 import json
 import os
 import platform
@@ -50,6 +52,7 @@ class Report:
     quick: bool
     rows: list[Row] = field(default_factory=list)
     samples: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    more_is_better: dict[str, bool] = field(default_factory=dict)  # by case
     absent: dict[str, str] = field(default_factory=dict)  # peer -> why it is not in the rows
     refused: dict[str, dict[str, str]] = field(default_factory=dict)  # case -> peer -> why it cannot do that
     not_run: list[str] = field(default_factory=list)  # required rows without a figure, with the reason
@@ -61,6 +64,7 @@ class Report:
             self.refused[case.name] = dict(measured.refused)
         figures = {name: case.unit.figure(median(values)) for name, values in samples.items()}
         self.samples[case.name] = {n: [case.unit.figure(v) for v in values] for n, values in samples.items()}
+        self.more_is_better[case.name] = case.unit.more_is_better
         rows = [self._row(case, versus, figures, measured.refused) for versus in case.versus]
         self.rows += rows
         return rows
@@ -135,6 +139,7 @@ class Report:
             "absent": self.absent,
             "refused": self.refused,
             "not_run": self.not_run,
+            "more_is_better": self.more_is_better,
             "samples": self.samples,
         }
 
@@ -146,14 +151,43 @@ def environment() -> dict[str, Any]:
     """Hardware and versions: what a figure depends on besides the code."""
     versions = {"python": platform.python_version(), "torch": torch.__version__}
     versions |= {name: v for name in peers.PEERS if (v := peers.version(name)) is not None}
+    return {**hardware(), "versions": versions}
+
+
+def hardware() -> dict[str, Any]:
     return {
         "machine": platform.machine(),
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "load": [round(v, 2) for v in os.getloadavg()],
-        "versions": versions,
         **({"gpu": _gpu()} if torch.cuda.is_available() else {}),
     }
+
+
+def library_versions() -> dict[str, str]:
+    """Of what a training job runs on; nothing is imported for it."""
+    names = ("gnnsys", "numpy", "pyzmq", "cryptography")
+    found = {"python": platform.python_version(), "torch": torch.__version__}
+    for name in names:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def git_state() -> dict[str, Any] | None:
+    """The commit of this checkout, and whether files were changed since; None where it is none."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return None
+    asked = [["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"]]
+    try:
+        commit, changed = (
+            subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, timeout=30, check=True)
+            for words in asked
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return {"commit": commit.stdout.strip(), "is_changed": bool(changed.stdout.strip())}
 
 
 def _gpu() -> dict[str, Any]:

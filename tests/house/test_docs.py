@@ -102,6 +102,7 @@ PAGES = {
         ),
     ),
     "docs/sampling.md": Setup(python=4),
+    "docs/suites.md": Setup(python=1, prints=("'sbm-20k/GraphSAGE/10,5/2x1/default'",)),
     "docs/typed.md": Setup(python=4),
     "docs/store.md": Setup(
         python=6,

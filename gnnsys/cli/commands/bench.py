@@ -24,7 +24,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(epochs with rows from another process), dist (training across hosts of the lab; needs root), fullgraph "
         "(training on the whole graph across hosts of the lab; needs root), samplers (what each costs and what a model "
         "learns by it; lab/ needs root), links (ranks among all nodes, negatives; lab/ needs root), typed (layers of "
-        "typed graphs; embeddings/ needs root) or gpu (kernels, sampling and epochs on a GPU)",
+        "typed graphs; embeddings/ needs root) or gpu (kernels, sampling and epochs on a GPU); or, with files, "
+        "suite FILE (a matrix of training jobs), compare BEFORE AFTER (results, with a verdict each) or plot RESULTS "
+        "(pictures of a suite)",
+    )
+    parser.add_argument(
+        "files", metavar="FILE", nargs="*", type=Path, help="of suite, compare and plot; written before options"
     )
     parser.add_argument("--only", metavar="NAME", help="only cases whose name contains NAME (A|B: A or B)")
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works; targets not judged")
@@ -52,11 +57,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "are worse here; exit 1 when one is by more than 3%%, or did not run in both",
     )
     parser.add_argument("--rounds", type=int, default=3, help="with --against: how often each runs (default 3)")
+    parser.add_argument("--out", metavar="DIR", type=Path, help="with suite: the result folder; with plot: pictures")
+    parser.add_argument("--retry", action="store_true", help="with suite: run cells again that failed")
+    parser.add_argument(
+        "--kind", metavar="NAME", help="with plot: scaling, ablation, accuracy or traffic (default: all)"
+    )
+    parser.add_argument(
+        "--tolerance", type=float, metavar="SHARE", help="with compare: what is no difference (default 0.02)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     from gnnsys.bench import SuiteOptions, check_machine, load_suite, run_suite
+    from gnnsys.cli.bench_files import WITH_FILES
 
+    if args.suite in WITH_FILES:
+        return WITH_FILES[args.suite](args)
+    if args.files:
+        raise ValueError(f"bench {args.suite} takes no files, got {args.files[0]}; {', '.join(WITH_FILES)} do")
     benchmarks = load_suite(args.suite)
     check_machine(args.suite)
     if args.json is not None and not args.json.absolute().parent.is_dir():
