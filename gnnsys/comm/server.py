@@ -385,11 +385,11 @@ class Server:
                 quota = self._quotas.of(client_of(identity))
                 busy = self._quotas.enter(quota, num_bytes, is_joint=header.kind == Kind.STEP)
                 job = self._jobs[key] = Job(self, identity, header, frames, num_bytes, deadline, quota.window)
-            elif key in self._kept:
-                self._send(identity, *self._kept[key])
-        if not is_new:
-            self.note("repeated")
-        elif self._may_enter(job, busy):
+            else:
+                self.note("repeated")
+                if key in self._kept:
+                    self._send(identity, *self._kept[key])
+        if is_new and self._may_enter(job, busy):
             if header.kind in self._at_once:
                 self._run(job)
             else:
