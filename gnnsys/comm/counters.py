@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from gnnsys.comm.kinds import kind_name
+from gnnsys.comm.kinds import Kind, kind_name
 
 _MAX_NAMES = 4096  # of peers and kinds: senders name themselves, and a stranger must not fill memory with names
 
@@ -72,6 +72,7 @@ class Tally:
 
     def __init__(self) -> None:
         self._traffic: dict[tuple[int, int], _Traffic] = {}  # by peer and kind
+        self._received = dict.fromkeys((int(kind) for kind in Kind), 0)  # messages, whoever has sent them
         self._answers: deque[_Answer] = deque()
         self._events: Counter[str] = Counter()
         self._lock = threading.Lock()
@@ -81,6 +82,8 @@ class Tally:
             counts = (self._traffic.get((peer, kind)) or self._new(peer, kind)).counts
             counts.messages_in += 1
             counts.bytes_in += num_bytes
+            if kind in self._received:
+                self._received[kind] += 1
 
     def sent(self, peer: int, kind: int, num_bytes: int) -> None:
         with self._lock:
@@ -113,9 +116,9 @@ class Tally:
             self._events[event] += 1
 
     def num_received(self, kinds: Iterable[int]) -> int:
-        """Messages of these kinds."""
-        wanted = frozenset(kinds)
-        return sum(traffic.counts.messages_in for (_, kind), traffic in self._all() if kind in wanted)
+        """Messages of these kinds that came by themselves, replies to this end's requests not among them."""
+        with self._lock:
+            return sum(self._received.get(kind, 0) for kind in kinds)
 
     def to_json(self) -> dict[str, Any]:
         peers, kinds = self._counts_by(0), self._counts_by(1)

@@ -112,8 +112,8 @@ class LedSocket(SharedSocket):
     def _take_over(self) -> None:
         # A sender that finds something sets `hot` before it looks whom to wake; here it is the other way round.
         self._wake_up = self.leader_wake_up
-        self._wakes_thread = False  # a sender that has just seen otherwise may undo the next line: that does no harm
         self._epoll.modify(self.fd, 0)
+        self._wakes_thread = False  # not before: a sender that sees it undoes the line above, and must come behind it
         self.is_led = True
 
     def _give_back(self) -> None:

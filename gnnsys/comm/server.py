@@ -405,11 +405,13 @@ class Server:
         without the lock stays true without it, as this thread alone adds to it.
         """
         key = (identity, header.request_id)
-        if len(front) >= _SMALL_BYTES or header.timeout_us < _SHORT_US or key in self._kept:
+        if len(front) >= _SMALL_BYTES or header.timeout_us < _SHORT_US:
             return False
         if (self._jobs or self._quotas) and (  # otherwise nobody holds anything
             len(self._workers) or key in self._jobs or not self._quotas.has_room(client_of(identity))
         ):
+            return False
+        if key in self._kept:  # looked at behind `_jobs`: a worker keeps a reply before it forgets the job
             return False
         try:
             reply = short(header, front)

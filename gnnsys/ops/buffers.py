@@ -9,6 +9,7 @@ keeps keeps its memory, for as long as any part of it is reachable.
 from __future__ import annotations
 
 import math
+import os
 import threading
 import weakref
 from collections import deque
@@ -32,7 +33,7 @@ class BufferPool:
         self._returned: deque[np.ndarray] = deque()
         self._free: list[np.ndarray] = []  # oldest first
         self._lent = 0  # bytes, those included that came back and are not collected yet
-        self._lock = threading.Lock()
+        self._lock, self._process = threading.Lock(), os.getpid()
 
     def __reduce__(self) -> tuple[type[BufferPool], tuple[int]]:
         return BufferPool, (self._max_free,)  # a copy, in another process perhaps, begins with no memory
@@ -45,7 +46,7 @@ class BufferPool:
         memory = self._take(num_bytes)
         if memory is None:
             memory = _aligned(_rounded(num_bytes))
-        with self._lock:
+        with self._guard():
             self._lent += memory.nbytes
         lent = memory[:num_bytes]  # a new array object: its life is the life of the tensor's storage
         weakref.finalize(lent, self._returned.append, memory).atexit = False
@@ -53,19 +54,25 @@ class BufferPool:
 
     def held_bytes(self) -> int:
         """Lent, and kept for later use."""
-        with self._lock:
+        with self._guard():
             self._collect()
             return self._lent + sum(memory.nbytes for memory in self._free)
 
     def free_bytes(self) -> int:
         """Kept for later use."""
-        with self._lock:
+        with self._guard():
             self._collect()
             return sum(memory.nbytes for memory in self._free)
 
+    def _guard(self) -> threading.Lock:
+        """A process that was forked while another thread held the lock has one of its own."""
+        if self._process != os.getpid():
+            self._lock, self._process = threading.Lock(), os.getpid()
+        return self._lock
+
     def _take(self, num_bytes: int) -> np.ndarray | None:
         """The smallest unused buffer that is large enough, and not wastefully so."""
-        with self._lock:
+        with self._guard():
             self._collect()
             fitting = [i for i, memory in enumerate(self._free) if num_bytes <= memory.nbytes <= 2 * num_bytes]
             return self._free.pop(min(fitting, key=lambda i: self._free[i].nbytes)) if fitting else None

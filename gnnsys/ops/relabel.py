@@ -124,18 +124,23 @@ class IdTable:
         return native.lookup(self._words, ids)
 
     def _make_room(self, num_more: int) -> None:
-        num_ids = sum(ids.numel() for ids in self._ids) + num_more
-        # The device's table may be half full; on the CPU probing gets slow beyond three eighths.
-        share = 4 if self._words.is_cuda else 3
-        log2 = self._log2
-        while 8 * num_ids > share << log2:
-            log2 += 1
+        log2 = self._log2_for(num_more, self._log2)
         if log2 > self._log2:
             self._grow(log2)
 
+    def _log2_for(self, num_more: int, least: int) -> int:
+        """Of a table for the ids that are known and so many more, and at least this large."""
+        num_ids = sum(ids.numel() for ids in self._ids) + num_more
+        # The device's table may be half full; on the CPU probing gets slow beyond three eighths.
+        share = 4 if self._words.is_cuda else 3
+        while 8 * num_ids > share << least:
+            least += 1
+        return least
+
     def _grow(self, log2: int) -> None:
+        """At least so large. A small table may know more ids by now than one of twice its size is to have."""
         known = self._ids
-        self._log2 = log2
+        self._log2 = self._log2_for(0, log2)
         self.clear()
         self._ids = known
         for ids in known:

@@ -83,6 +83,8 @@ def place_bytes(
     may be any. None where the message has another front, or not so many rows.
     """
     num_out = out.shape[0]
+    if rows is not None and (not rows or len(rows) != count * row_bytes):
+        return None
     if not out.is_contiguous() or out.nbytes != num_out * row_bytes:  # it was changed while rows were on their way
         return None
     return _native.place_bytes(  # type: ignore[no-any-return]

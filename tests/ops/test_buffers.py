@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import signal
 import threading
 
 import torch
@@ -97,3 +99,14 @@ def test_threads_never_share_a_buffer() -> None:
     for thread in threads:
         thread.join()
     assert errors == []
+
+
+def test_a_forked_process_does_not_wait_for_a_thread_it_has_not() -> None:
+    pool = BufferPool(2)
+    pool._lock.acquire()  # by a thread that the child will not have
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        os._exit(0 if pool.empty((1 << 16,), torch.float64).numel() == 1 << 16 else 1)
+    pool._lock.release()
+    assert os.waitpid(child, 0)[1] == 0

@@ -197,3 +197,13 @@ def test_relabelling_is_traceable() -> None:
     sampled = (table, torch.tensor([0, 2, 3]), torch.tensor([1, 0, 1]), torch.tensor([1, 0]), 1, False, 3)
     sampled += (torch.empty(4, dtype=torch.int64), torch.empty(4, dtype=torch.int64))
     torch.library.opcheck(torch.ops.gnnsys.sample_into_table.default, sampled, test_utils=utilities)
+
+
+def test_a_small_table_grows_by_more_than_twice_where_one_group_has_filled_it():
+    """300 known ids and 512 new ones in one group: 812 are more than a table of twice the size is to have."""
+    table, ids = IdTable(id_bound=10_000), torch.randperm(10_000)[:1500]
+    table.insert_seeds(ids[:300])
+    for begin, end in ((300, 812), (812, 1412)):
+        local, fresh = table.insert(ids[begin:end])
+        assert torch.equal(local, torch.arange(begin, end)) and torch.equal(fresh, ids[begin:end])
+    assert torch.equal(table.lookup(ids), torch.where(torch.arange(1500) < 1412, torch.arange(1500), -1))

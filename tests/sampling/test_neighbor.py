@@ -272,3 +272,13 @@ def test_edges_come_by_destination_and_hops_end_where_a_sample_says(options):
             assert torch.equal(looked.indices, trusted.indices) and looked.indices.dtype == trusted.indices.dtype
             known = list(sample.ends(edge_type))
             assert trusted.ends(known) == looked.ends(known) and known[-1] == sizes[1]
+
+
+def test_a_hop_that_fills_the_smallest_table_at_once_is_sampled():
+    """128 seeds, 256 neighbours and 512 of theirs: all that a table of 1024 places takes before it is asked to grow."""
+    num_nodes = 200_000
+    sources = torch.randint(num_nodes, (2 * num_nodes,), generator=torch.Generator().manual_seed(1))
+    graph = Graph({NODE: num_nodes}, {EDGE: CSC(2 * torch.arange(num_nodes + 1), sources, num_nodes)})
+    for num_seeds in range(120, 130):
+        sample = NeighborSampler(graph, [2, 2, 2]).sample({NODE: torch.arange(num_seeds)}, key=SampleKey(0, 0, 0))
+        assert len(sample.node[NODE].unique()) == len(sample.node[NODE]) > 14 * num_seeds
