@@ -42,6 +42,7 @@ class ExitTimes:
 def main(report: str, arguments: list[str]) -> int:
     times = ExitTimes()
     times.watch()
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # torch then asks for huge pages (docs/native.md)
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run

@@ -16,7 +16,7 @@ COMMAND = [sys.executable, "-m", "gnnsys.cli", "launch"]
 RAISES = """
 import os, sys, time
 rank = int(os.environ["RANK"])
-print("hello from", rank, sys.argv[1:], os.environ["COLOUR"], flush=True)
+print("hello from", rank, sys.argv[1:], os.environ["COLOUR"], os.environ["THP_MEM_ALLOC_ENABLE"], flush=True)
 if rank == 1:
     class Planted(Exception):
         pass
@@ -48,7 +48,7 @@ def test_lines_have_their_rank_and_the_first_that_fails_is_named_with_its_traceb
     command = [*COMMAND, "--local", "2", "--env", "COLOUR=red", str(script), "--epochs", "3"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS_AFTER)
     assert done.returncode == 7
-    greetings = [f"localhost:{rank} | hello from {rank} ['--epochs', '3'] red" for rank in range(2)]
+    greetings = [f"localhost:{rank} | hello from {rank} ['--epochs', '3'] red 1" for rank in range(2)]
     assert sorted(done.stdout.splitlines()) == greetings
     last = done.stderr.splitlines()
     assert last[-1] == "gnnsys launch: rank 1 on localhost failed first, with exit code 7: Planted: on purpose"
