@@ -81,23 +81,32 @@ def heal(options: argparse.Namespace) -> int:
 
 def status(options: argparse.Namespace) -> int:
     for name in state.all_labs():
-        found = state.read(name)
-        if not state.is_alive(found):
-            print(f"lab {name}: dead; `down --all` removes what it left")
-            continue
-        limits = ", ".join(f"{key} {found[key]}" for key in ("rate", "cpu", "memory") if found[key] is not None)
-        print(f"lab {name}: {found['num_hosts']} hosts, {limits or 'no limits'}")
-        if "host_pids" not in found:
-            continue
-        lab = Lab.attach(name)
-        for host, traffic in lab.bytes().items():
-            used = lab.usage(host)
-            wire = f"in {format_size(traffic.bytes_in)}, out {format_size(traffic.bytes_out)}"
-            print(
-                f"  h{host} {lab.address(host)}: {wire}, CPU {used.cpu_seconds:.1f} s, "
-                f"memory at most {format_size(used.memory_peak)}"
-            )
+        try:
+            _show(name)
+        except (OSError, RuntimeError, ValueError):
+            if name in state.all_labs() and state.is_alive(state.read(name)):
+                raise
+            print(f"lab {name}: ended while it was looked at")
     return 0
+
+
+def _show(name: str) -> None:
+    found = state.read(name)
+    if not state.is_alive(found):
+        print(f"lab {name}: dead; `down --all` removes what it left")
+        return
+    limits = ", ".join(f"{key} {found[key]}" for key in ("rate", "cpu", "memory") if found[key] is not None)
+    print(f"lab {name}: {found['num_hosts']} hosts, {limits or 'no limits'}")
+    if "host_pids" not in found:
+        return
+    lab = Lab.attach(name)
+    for host, traffic in lab.bytes().items():
+        used = lab.usage(host)
+        wire = f"in {format_size(traffic.bytes_in)}, out {format_size(traffic.bytes_out)}"
+        print(
+            f"  h{host} {lab.address(host)}: {wire}, CPU {used.cpu_seconds:.1f} s, "
+            f"memory at most {format_size(used.memory_peak)}"
+        )
 
 
 def down(options: argparse.Namespace) -> int:
