@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gnnsys import comm as comm
     from gnnsys import cuda as cuda
     from gnnsys import dgl as dgl
+    from gnnsys import doctor as doctor
     from gnnsys import explain as explain
     from gnnsys import fullgraph as fullgraph
     from gnnsys import graph as graph
@@ -121,6 +122,7 @@ _ROOMS = (
     "checkpoint",
     "comm",
     "cuda",
+    "doctor",
     "explain",
     "fullgraph",
     "graph",

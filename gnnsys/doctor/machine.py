@@ -230,7 +230,7 @@ def _asked_of_torch() -> tuple[int | None, int | None]:
         return None, None
     if not HUGE_PAGES.exists():
         return torch.get_num_threads(), None
-    probe = torch.ones(PROBED, dtype=torch.uint8)  # written: pages come with the first write
+    probe = torch.ones(PROBED, dtype=torch.uint8, device="cpu")  # written: pages come with the first write
     try:
         return torch.get_num_threads(), huge_bytes_at(probe.data_ptr() + PROBED // 2, _text(Path("/proc/self/smaps")))
     except OSError:

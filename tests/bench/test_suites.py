@@ -28,6 +28,7 @@ LONG = (  # what others show too: guided as others are, one more size, one more 
     "rmat-2k/time", "checks/1000 rows/all", "rgcn memory", "epoch/sage-64", "spmm/memory/forward",
     "wide bytes/nodes bf16", "wide bytes/columns bf16", "wide accuracy/columns, zero", "wide/columns bf16",
     "wide at equal bytes/both by trained masks", "sweep parts/both, chunk parts", "rich/columns",
+    "parts/two ranks",
     "explaining/",  # the lab's job without a lab: test_samplers.py
 )  # fmt: skip
 CASES = [
