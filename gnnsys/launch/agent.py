@@ -31,6 +31,7 @@ from gnnsys.launch.process_keeper import become_subreaper, end_descendants
 from gnnsys.launch.rank_output import HEADER_TEMPLATE, RankOutput
 
 PREFIX, LOCK = "gnnsys-launch-", "lock"  # of a job's folder on its host
+READ_SECONDS = 10.0  # for the last lines of a job that has ended
 FIRST_PATIENCE = 60.0  # seconds without a word before the launcher has said how long to wait
 
 
@@ -51,6 +52,18 @@ def remove_stale_folders() -> None:
                 shutil.rmtree(folder)
             finally:
                 os.close(lock)
+
+
+def read_failures(report: Path) -> list[dict[str, Any]]:
+    """What torchrun has said of ranks that failed. A report that a script has spoilt says nothing."""
+    try:
+        found = json.loads(report.read_bytes())
+        return [
+            {**{key: int(each[key]) for key in ("rank", "local_rank", "code")}, "time": float(each["time"])}
+            for each in found
+        ]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
 
 
 class HostJob:
@@ -107,16 +120,18 @@ class HostJob:
             self._say(event="line", rank=rank, text=line, stream=name)
 
     def _await_end(self) -> None:
-        code = self._process.wait()
-        if code < 0:  # the keeper itself was killed: what it kept is below this process now
-            end_descendants(0.0, {})
-            code = 128 - code
-        for reader in self._readers:
-            reader.join()
-        failures = json.loads(self._report.read_text()) if self._report.exists() else []
-        shutil.rmtree(self._folder, ignore_errors=True)
-        os.close(self._lock)
-        self._say(event="ended", code=code, failures=failures)
+        code, failures = 1, []
+        try:
+            code = self._process.wait()
+            code = code if code >= 0 else 128 - code
+            end_descendants(0.0, {})  # what the keeper kept is below this process once it was killed itself
+            for reader in self._readers:
+                reader.join(READ_SECONDS)
+            failures = read_failures(self._report)
+        finally:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            os.close(self._lock)
+            self._say(event="ended", code=code, failures=failures)
 
 
 class Agent:

@@ -145,6 +145,14 @@ def test_a_command_ends_with_its_own_code_and_its_leftovers(agent, tmp_path):
     assert told[2] == {"event": "ended", "code": 7, "failures": []}
 
 
+@pytest.mark.parametrize("report", ["", "{", '[{"rank": 0}]', "7", "\\377"])
+def test_a_report_that_a_script_has_spoilt_is_none_and_the_end_is_told(agent, tmp_path, report):
+    command = f"printf '{report}' > $(echo {tmp_path}/gnnsys-launch-*)/failures.json"
+    asked(agent, "start", arguments=["sh", "-c", command], env={}, grace=0.2)
+    assert agent.events.get(timeout=HANGS_AFTER) == {"event": "ended", "code": 0, "failures": []}
+    assert not list(tmp_path.glob("gnnsys-launch-*"))
+
+
 def test_a_launcher_that_waits_long_is_not_silent_and_an_agent_that_stops_is(tmp_path):
     channel = AgentChannel(Host(name="here"), PLAIN_AGENT, lambda *_: None, lost_after=2.0)
     with contextlib.closing(channel):
