@@ -103,7 +103,10 @@ def print_note(line: str) -> None:
 
 @contextlib.contextmanager
 def interrupts() -> Iterator[None]:
-    """SIGTERM and SIGHUP end a job as Ctrl-C does; a second signal does not cut the end short."""
+    """SIGTERM and SIGHUP end a job as Ctrl-C does; a second signal does not cut the end short.
+
+    A signal that is ignored stays so: nohup is heeded.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -113,7 +116,8 @@ def interrupts() -> Iterator[None]:
             signal.signal(each, signal.SIG_IGN)
         raise Interrupted(number)
 
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    before = {number: handler for number, handler in found.items() if handler is not signal.SIG_IGN}
     for number in before:
         signal.signal(number, end)
     try:
