@@ -182,6 +182,11 @@ def test_what_an_agent_does_not_know_and_what_fails_there_are_errors_that_name_t
     assert asked(agent, "ping")["time"] > 0
 
 
+def test_an_argument_that_can_be_no_path_is_no_parts(agent):
+    assert asked(agent, "find_parts", paths=["x" * 300, "y" * 5000, "a\0b"]) == {}
+    assert asked(agent, "newest_checkpoint", path="x" * 300) is None
+
+
 def test_an_agent_that_cannot_start_is_told_in_one_line():
     for command, why in (
         (["sh", "-c", "echo Permission denied >&2; exit 255"], "cannot be reached: Permission denied"),
