@@ -78,15 +78,20 @@ class HostJob:
         self._report = Path(self._folder, "failures.json")
         keeper = [sys.executable, "-I", "-S", str(Path(__file__).with_name("process_keeper.py")), str(grace)]
         own = {"PYTHONUNBUFFERED": "1", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": HEADER_TEMPLATE}
-        self._process = subprocess.Popen(
-            [*keeper, self._folder, *torchrun_command(self._report, self._folder, arguments)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={**os.environ, **own, **env},
-            start_new_session=True,
-            pass_fds=[lock],
-        )
+        try:
+            self._process = subprocess.Popen(
+                [*keeper, self._folder, *torchrun_command(self._report, self._folder, arguments)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env={**os.environ, **own, **env},
+                start_new_session=True,
+                pass_fds=[lock],
+            )
+        except BaseException:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            os.close(lock)
+            raise
         self._lock = lock
         self._readers = [
             threading.Thread(target=self._listen, args=(stream, name), daemon=True)

@@ -13,11 +13,9 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
-from gnnsys.launch.host_group import GroupEnd, HostGroup, LaunchOptions
+from gnnsys.launch.host_group import EXIT_NOT_STARTED, GroupEnd, HostGroup, LaunchOptions
 from gnnsys.launch.hosts import Host
 from gnnsys.launch.preflight import Checks
-
-EXIT_NOT_STARTED = 2  # a host is not as it should be
 
 
 class Interrupted(KeyboardInterrupt):
@@ -89,6 +87,8 @@ class Launcher:
             self._tell(f"rank {failure.rank} on {failure.host} failed first, with {how}: {last}")
         elif outcome.lost is not None:
             self._tell(f"{outcome.lost}; the job was ended on the other hosts")
+        elif outcome.refused is not None:
+            self._tell(f"{outcome.refused}; nothing is left of the job on the other hosts")
         elif outcome.may_restart:
             self._tell(f"torchrun ended with {outcome.code} without saying which rank failed: see its lines above")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import torch
 from gnnsys.launch import EXIT_HOST_LOST, EXIT_NOT_STARTED, Checks, Host, Launcher, LaunchOptions, read_hosts
 from tests.chaos.job import NUM_RANKS, Plan, compare, history, write_small_parts
 from tests.launch.ssh_hosts import needs_ssh, ssh_hosts
-from tests.support.processes import ROOT, await_true
+from tests.support.processes import HANGS_AFTER, ROOT, await_true
 
 PLAIN = ("sh", "-c", f"exec {sys.executable} {ROOT}/tests/launch/plain_agent.py")  # in the place of ssh: runs it here
 LIVES = """
@@ -83,6 +84,27 @@ def test_a_host_that_does_not_come_back_in_time_is_told(tmp_path):
     hosts = [Host(name="h1", address="127.0.0.1")]
     assert run(hosts, tmp_path / "fails.py", notes=notes, lines=[], **options) == EXIT_NOT_STARTED
     assert notes[1] == "the group starts again: restart 1 of 3" and notes[2].startswith("h1: cannot be reached: sh:")
+
+
+def test_an_interrupt_before_the_start_does_not_wait_for_hosts_that_have_no_job(tmp_path):
+    """The ssh of the second host hangs; the launcher is told to end meanwhile."""
+    hangs = 'case "$*" in *h2*) read line; kill -TERM $PPID; exec sleep 1000; esac; ' + PLAIN[2]
+    hosts = [Host(name="h1", address="127.0.0.1"), Host(name="h2")]
+    options = {"ssh": ("sh", "-c", hangs), "grace": 600.0, "lost_after": 600.0, "connect_timeout": 600.0}
+    notes: list[str] = []
+    begin = time.monotonic()
+    assert run(hosts, ROOT / "setup.py", notes=notes, lines=[], **options) == 143
+    assert time.monotonic() - begin < HANGS_AFTER and notes == ["SIGTERM: ending the job on every host"]
+
+
+def test_a_host_that_refuses_to_start_is_told_and_is_not_lost(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    options = {"ssh": PLAIN, "restarts": 1, "grace": 600.0, "lost_after": 600.0, "env": {"A": "a\0b"}}
+    notes: list[str] = []
+    hosts = [Host(name="h1", address="127.0.0.1")]
+    assert run(hosts, ROOT / "setup.py", notes=notes, lines=[], **options) == EXIT_NOT_STARTED
+    assert notes == ["h1: ValueError: embedded null byte; nothing is left of the job on the other hosts"]
+    assert not list(tmp_path.iterdir())
 
 
 TRAIN = """
