@@ -8,6 +8,7 @@ the job of this host and then itself: nothing on a host outlives the launcher. I
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import fcntl
 import json
@@ -54,6 +55,41 @@ def remove_stale_folders() -> None:
                 os.close(lock)
 
 
+def make_folder(launch: str) -> tuple[str, int]:
+    """A folder for a job, and its lock: free once this agent and its keeper are gone, whatever ended them."""
+    while True:
+        folder = tempfile.mkdtemp(prefix=f"{PREFIX}{launch}-")
+        lock = os.open(os.path.join(folder, LOCK), os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if os.fstat(lock).st_nlink:
+            return folder, lock
+        os.close(lock)  # another agent took it for a stale one before it was locked
+
+
+def await_earlier(launch: str, patience: float) -> None:
+    """Waits until nothing is left here of an earlier life of a launch. Whoever keeps one holds its folder's lock."""
+    deadline = time.monotonic() + patience
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}{launch}-*"):
+        while is_held(folder):
+            if time.monotonic() >= deadline:
+                raise TimeoutError(f"the job's life before has not ended within {patience:g} s")
+            time.sleep(0.05)
+
+
+def is_held(folder: Path) -> bool:
+    try:
+        lock = os.open(folder / LOCK, os.O_RDWR)
+    except OSError:
+        return False  # removed by its keeper, which does so when all has ended
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
 def read_failures(report: Path) -> list[dict[str, Any]]:
     """What torchrun has said of ranks that failed. A report that a script has spoilt says nothing."""
     try:
@@ -69,12 +105,12 @@ def read_failures(report: Path) -> list[dict[str, Any]]:
 class HostJob:
     """torchrun on this host, kept by a process of its own (`process_keeper.py`)."""
 
-    def __init__(self, arguments: list[str], env: dict[str, str], grace: float, say: Callable[..., None]) -> None:
+    def __init__(
+        self, arguments: list[str], env: dict[str, str], grace: float, launch: str, say: Callable[..., None]
+    ) -> None:
         self._say = say
         remove_stale_folders()
-        self._folder = tempfile.mkdtemp(prefix=PREFIX)
-        lock = os.open(os.path.join(self._folder, LOCK), os.O_RDWR | os.O_CREAT, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_EX)  # free once this agent and its keeper are gone, whatever ended them
+        self._folder, lock = make_folder(launch)
         self._report = Path(self._folder, "failures.json")
         keeper = [sys.executable, "-I", "-S", str(Path(__file__).with_name("process_keeper.py")), str(grace)]
         own = {"PYTHONUNBUFFERED": "1", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": HEADER_TEMPLATE}
@@ -116,10 +152,10 @@ class HostJob:
         self._waiter.join()
 
     def _listen(self, stream: Any, name: str) -> None:
-        output = RankOutput()
+        output, decoder = RankOutput(), codecs.getincrementaldecoder("utf-8")("replace")
         with stream:
             while data := os.read(stream.fileno(), 1 << 16):
-                for rank, line in output.feed(data.decode(errors="replace")):
+                for rank, line in output.feed(decoder.decode(data)):
                     self._say(event="line", rank=rank, text=line, stream=name)
         for rank, line in output.close():
             self._say(event="line", rank=rank, text=line, stream=name)
@@ -164,6 +200,7 @@ class Agent:
             "find_parts": agent_checks.find_parts,
             "check_parts": agent_checks.check_parts,
             "newest_checkpoint": agent_checks.newest_checkpoint,
+            "await_earlier": await_earlier,
             "have": self._files.have,
             "finish": self._files.finish,
         }
@@ -207,10 +244,10 @@ class Agent:
         has_script = script is None or os.path.isfile(script)
         return {**(host_facts() if facts else {}), "has_script": has_script, "pid": os.getpid()}
 
-    def _start(self, arguments: list[str], env: dict[str, str], grace: float) -> dict[str, int]:
+    def _start(self, arguments: list[str], env: dict[str, str], grace: float, launch: str = "") -> dict[str, int]:
         if self._job is not None:
             raise ValueError("this agent has a job already")
-        self._job = HostJob(arguments, env, grace, self._say)
+        self._job = HostJob(arguments, env, grace, launch, self._say)
         return {"pid": self._job.pid}
 
     def _stop(self) -> None:

@@ -78,8 +78,11 @@ class GroupEnd:
 class HostGroup:
     """The agents of one life of a job."""
 
-    def __init__(self, hosts: Sequence[Host], options: LaunchOptions, say: Callable[[str, bool], None]) -> None:
-        self._hosts, self._options, self._say = hosts, options, say
+    def __init__(
+        self, hosts: Sequence[Host], options: LaunchOptions, say: Callable[[str, bool], None], launch: str = ""
+    ) -> None:
+        """`launch`: the same for all lives of a job."""
+        self._hosts, self._options, self._say, self._launch = hosts, options, say, launch
         self._channels: list[AgentChannel] = []
         self._events: queue.Queue[tuple[Host, dict[str, Any] | None]] = queue.Queue()
         self._ahead: dict[str, tuple[float, float]] = {}  # a host's clock: seconds ahead, and the error of that
@@ -90,7 +93,7 @@ class HostGroup:
 
     # --- before the start
 
-    def connect(self, checks: Checks, patience: float, *, verify: bool) -> Ready:
+    def connect(self, checks: Checks, patience: float, *, verify: bool, is_restart: bool = False) -> Ready:
         """Starts an agent on every host and looks at all of them. Hosts that cannot be reached may have `patience`."""
         facts: dict[str, Any] = {}
         deadline, missing = time.monotonic() + patience, list(self._hosts)
@@ -100,6 +103,8 @@ class HostGroup:
                 break
             missing = [host for host in missing if host.name in failed]
             time.sleep(min(0.5, max(0.0, deadline - time.monotonic())))  # between two tries of ssh
+        if not failed and is_restart:
+            failed = self._await_earlier()
         if failed:
             remedy = "start it, or take it out of the hosts file; try ssh to it by hand"
             found = [Finding(name, why, remedy) for name, why in failed.items()]
@@ -133,6 +138,23 @@ class HostGroup:
             channel.close(1.0)
         while not self._events.empty():  # ends of channels that have been dealt with
             self._events.get_nowait()
+        return failed
+
+    def _await_earlier(self) -> dict[str, str]:
+        """Has every host wait until nothing is left there of the job's life before; by name, why that failed."""
+        options, failed = self._options, {}
+        patience = options.lost_after + options.grace + 2 * KILL_SECONDS  # of an agent that was cut off, of its keeper
+        asked = []
+        for channel in self._channels:
+            try:
+                asked.append((channel, channel.ask("await_earlier", launch=self._launch, patience=patience)))
+            except HostLost as error:
+                failed[channel.host.name] = error.why
+        for channel, future in asked:
+            try:
+                channel.result(future, patience + options.lost_after)
+            except (HostLost, HostError) as error:
+                failed[channel.host.name] = error.why
         return failed
 
     def _hear(self, host: Host, message: dict[str, Any] | None) -> None:
@@ -176,7 +198,8 @@ class HostGroup:
                 arguments += [*(["-m"] if self._options.is_module else []), *command]
                 env = {"GNNSYS_LAUNCH_HOST": channel.host.name, **self._options.env}
                 self._started.add(channel.host.name)
-                asked.append(channel.ask("start", arguments=arguments, env=env, grace=self._options.grace))
+                grace, launch = self._options.grace, self._launch
+                asked.append(channel.ask("start", arguments=arguments, env=env, grace=grace, launch=launch))
             refused = [why for why in map(self._refusal, self._channels, asked) if why is not None]
         except HostLost as error:
             return self._lost(str(error))

@@ -7,13 +7,14 @@ last checkpoint. So no rank meets what the group before it has left, and a host 
 from __future__ import annotations
 
 import contextlib
+import secrets
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
-from gnnsys.launch.host_group import EXIT_NOT_STARTED, GroupEnd, HostGroup, LaunchOptions
+from gnnsys.launch.host_group import EXIT_HOST_LOST, EXIT_NOT_STARTED, GroupEnd, HostGroup, LaunchOptions
 from gnnsys.launch.hosts import Host
 from gnnsys.launch.preflight import Checks
 
@@ -41,6 +42,7 @@ class Launcher:
     ) -> None:
         self._hosts, self._command, self._checks, self._options = list(hosts), list(command), checks, options
         self._say, self._tell = say or print_line, tell or print_note
+        self._launch = secrets.token_hex(8)  # by which hosts know what is left of an earlier life
 
     def run(self) -> int:
         """Runs the job to its end; the exit code. When it returns or raises, nothing of the job is left."""
@@ -56,16 +58,18 @@ class Launcher:
         raise AssertionError("the last life ends the loop")
 
     def _live(self, life: int) -> GroupEnd:
-        group = HostGroup(self._hosts, self._options, self._say)
+        group = HostGroup(self._hosts, self._options, self._say, self._launch)
         try:
             patience = self._options.wait_for_hosts if life else 0.0
-            ready = group.connect(self._checks, patience, verify=self._checks.verify and not life)
+            verify = self._checks.verify and not life
+            ready = group.connect(self._checks, patience, verify=verify, is_restart=life > 0)
             for finding in ready.findings:
                 self._tell(f"{'warning: ' if finding.is_warning else ''}{finding}")
             if ready.errors:
                 count = len(ready.errors)
-                self._tell(f"not started: {count} {'thing is' if count == 1 else 'things are'} wrong, see above")
-                return GroupEnd(EXIT_NOT_STARTED, may_restart=False)
+                again = " again" if life else ""
+                self._tell(f"not started{again}: {count} {'thing is' if count == 1 else 'things are'} wrong, see above")
+                return GroupEnd(EXIT_HOST_LOST if life else EXIT_NOT_STARTED, may_restart=False)
             if ready.checkpoint is not None and not life:
                 self._tell(f"the job goes on from {self._checks.checkpoints}/{ready.checkpoint}")
             return group.run(ready, self._command)

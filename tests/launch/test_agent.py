@@ -182,6 +182,13 @@ def test_what_an_agent_does_not_know_and_what_fails_there_are_errors_that_name_t
     assert asked(agent, "ping")["time"] > 0
 
 
+def test_a_letter_that_comes_in_two_pieces_is_one(agent):
+    """Of two bytes each, at odd places: pieces have an even number of bytes."""
+    program = r"import os; os.write(1, b'a' + b'\xc3\xa4' * 50000)"
+    asked(agent, "start", arguments=[sys.executable, "-I", "-S", "-c", program], env={}, grace=0.2)
+    assert agent.events.get(timeout=HANGS_AFTER)["text"] == "a" + "\u00e4" * 50000
+
+
 def test_an_argument_that_can_be_no_path_is_no_parts(agent):
     assert asked(agent, "find_parts", paths=["x" * 300, "y" * 5000, "a\0b"]) == {}
     assert asked(agent, "newest_checkpoint", path="x" * 300) is None

@@ -70,8 +70,9 @@ def test_the_group_starts_again_as_often_as_it_may(tmp_path, fails, how, restart
     options = {"ssh": PLAIN, "restarts": restarts, "grace": 0.2, "connect_timeout": 60.0}
     assert run(hosts, tmp_path / "lives.py", tmp_path, fails, how, notes=notes, lines=lines, **options) == code
     assert notes[-1] == last
-    lives = {f"h{host} | life {life}" for host in (1, 2) for life in range(restarts + 1)}
-    assert set(lines) == lives or how != "ends"
+    assert {file.name for file in tmp_path.glob("1-*")} == {f"1-{life}" for life in range(restarts + 1)}
+    if how == "ends":
+        assert set(lines) == {f"h{host} | life {life}" for host in (1, 2) for life in range(restarts + 1)}
 
 
 def test_a_host_that_does_not_come_back_in_time_is_told(tmp_path):
@@ -82,8 +83,33 @@ def test_a_host_that_does_not_come_back_in_time_is_told(tmp_path):
     notes: list[str] = []
     options = {"ssh": ("sh", str(command)), "restarts": 3, "grace": 0.2, "wait_for_hosts": 0.2}
     hosts = [Host(name="h1", address="127.0.0.1")]
-    assert run(hosts, tmp_path / "fails.py", notes=notes, lines=[], **options) == EXIT_NOT_STARTED
+    assert run(hosts, tmp_path / "fails.py", notes=notes, lines=[], **options) == EXIT_HOST_LOST
     assert notes[1] == "the group starts again: restart 1 of 3" and notes[2].startswith("h1: cannot be reached: sh:")
+
+
+STUBBORN = """
+import os, pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+file = pathlib.Path(sys.argv[1], "first")
+if file.exists():
+    print("the first lives:", os.path.exists(f"/proc/{file.read_text()}"))
+    sys.exit()
+file.write_text(str(os.getpid()))
+keeper = os.getppid()
+os.kill(int(open(f"/proc/{keeper}/stat").read().rsplit(")", 1)[1].split()[1]), signal.SIGKILL)
+time.sleep(1000)
+"""
+
+
+def test_a_new_life_waits_for_what_is_left_of_the_one_before(tmp_path, monkeypatch):
+    """Its agent was killed, and its rank does not heed SIGTERM: it lives on for the time of grace."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    (tmp_path / "stubborn.py").write_text(STUBBORN)
+    lines: list[str] = []
+    options = {"ssh": PLAIN, "restarts": 1, "grace": 2.0, "connect_timeout": 60.0}
+    hosts = [Host(name="h1", address="127.0.0.1")]
+    assert run(hosts, tmp_path / "stubborn.py", tmp_path, notes=[], lines=lines, **options) == 0
+    assert lines == ["h1 | the first lives: False"]
 
 
 def test_an_interrupt_before_the_start_does_not_wait_for_hosts_that_have_no_job(tmp_path):
