@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import shlex
+import signal
 import subprocess
 import sys
 import threading
@@ -130,6 +132,12 @@ class AgentChannel:
                     raise HostLost(self.host, f"it has been silent for {self.silent_for:.0f} s") from None
                 if time.monotonic() >= deadline:
                     raise HostLost(self.host, f"no answer within {timeout:g} s") from None
+
+    def cut(self) -> None:
+        """Ends ssh at once, from any thread: the channel is lost, and to be closed. The agent ends by itself."""
+        if self._process.poll() is None:
+            with contextlib.suppress(OSError):
+                os.killpg(self._process.pid, signal.SIGKILL)  # it has a session of its own
 
     def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """Ends the agent with what it has started. Idempotent."""

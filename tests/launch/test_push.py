@@ -21,7 +21,7 @@ from gnnsys.launch.part_files import PartFile, file_problem, read_listing
 from gnnsys.launch.push import shares_of
 from gnnsys.partition import open_parts, partition_graph
 from tests.launch.ssh_hosts import needs_ssh, ssh_hosts
-from tests.support.processes import ROOT, await_true
+from tests.support.processes import HANGS_AFTER, ROOT, await_true
 
 NUM_PARTS, NUM_HOSTS = 8, 4
 SIZE = 8 << 20  # seconds on a slow wire
@@ -180,6 +180,20 @@ def test_what_is_received_stays_below_its_folder(tmp_path, receivers):
         "else",
         "inside",
     }
+
+
+def test_the_first_interrupt_ends_a_push(parts, tmp_path):
+    """While a host has not answered."""
+    (tmp_path / "hosts").write_text("h1\nh2\n")
+    hangs = f"sh -c 'read line; echo >> {tmp_path}/asked; exec sleep 1000'"
+    command = [sys.executable, "-m", "gnnsys.cli", "push", str(parts), "--hosts", str(tmp_path / "hosts")]
+    command += ["--ssh", hangs, "--connect-timeout", "1000"]
+    asked = tmp_path / "asked"
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as pushing:
+        await_true(lambda: asked.exists() and asked.stat().st_size == 2, "two hosts")
+        pushing.send_signal(signal.SIGINT)
+        said = pushing.communicate(timeout=HANGS_AFTER)[1]
+    assert pushing.returncode == 130 and said.splitlines()[-1] == "gnnsys push: interrupted"
 
 
 def test_a_disk_that_cannot_be_written_is_told(parts, tmp_path):
