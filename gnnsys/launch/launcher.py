@@ -7,16 +7,19 @@ last checkpoint. So no rank meets what the group before it has left, and a host 
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from gnnsys.launch.host_group import EXIT_HOST_LOST, EXIT_NOT_STARTED, GroupEnd, HostGroup, LaunchOptions
 from gnnsys.launch.hosts import Host
 from gnnsys.launch.preflight import Checks
+
+EXIT_NOT_READ = 128 + signal.SIGPIPE  # nobody reads what the job prints
 
 
 class Interrupted(KeyboardInterrupt):
@@ -47,14 +50,20 @@ class Launcher:
     def run(self) -> int:
         """Runs the job to its end; the exit code. When it returns or raises, nothing of the job is left."""
         with interrupts():
-            for life in range(self._options.restarts + 1):
-                outcome = self._live(life)
-                if outcome.code == 0:
-                    return 0
-                self._explain(outcome)
-                if not outcome.may_restart or life == self._options.restarts:
-                    return outcome.code
-                self._tell(f"the group starts again: restart {life + 1} of {self._options.restarts}")
+            try:
+                return self._run()
+            except BrokenPipeError:
+                return EXIT_NOT_READ
+
+    def _run(self) -> int:
+        for life in range(self._options.restarts + 1):
+            outcome = self._live(life)
+            if outcome.code == 0:
+                return 0
+            self._explain(outcome)
+            if not outcome.may_restart or life == self._options.restarts:
+                return outcome.code
+            self._tell(f"the group starts again: restart {life + 1} of {self._options.restarts}")
         raise AssertionError("the last life ends the loop")
 
     def _live(self, life: int) -> GroupEnd:
@@ -75,10 +84,11 @@ class Launcher:
             return group.run(ready, self._command)
         except KeyboardInterrupt as error:
             number = error.number if isinstance(error, Interrupted) else int(signal.SIGINT)
-            self._tell(f"{signal.Signals(number).name}: ending the job on every host")
-            group.stop()
+            with contextlib.suppress(BrokenPipeError):
+                self._tell(f"{signal.Signals(number).name}: ending the job on every host")
+                group.stop()
             return GroupEnd(128 + number, may_restart=False)
-        finally:
+        finally:  # ends the job as well, where nobody reads what it prints
             group.close()
 
     def _explain(self, outcome: GroupEnd) -> None:
@@ -98,11 +108,22 @@ class Launcher:
 
 
 def print_line(line: str, is_error: bool) -> None:
-    print(line, file=sys.stderr if is_error else sys.stdout, flush=True)
+    _print(line, sys.stderr if is_error else sys.stdout)
 
 
 def print_note(line: str) -> None:
-    print(f"gnnsys launch: {line}", file=sys.stderr, flush=True)
+    _print(f"gnnsys launch: {line}", sys.stderr)
+
+
+def _print(line: str, stream: TextIO) -> None:
+    """Letters that the stream does not have are written as escapes. BrokenPipeError where nobody reads it any more."""
+    encoding = stream.encoding or "utf-8"
+    try:
+        print(line.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
+    except BrokenPipeError:
+        with open(os.devnull, "wb") as nothing:  # for what is still in its buffer, when Python ends
+            os.dup2(nothing.fileno(), stream.fileno())
+        raise
 
 
 @contextlib.contextmanager
