@@ -1,7 +1,5 @@
 """The agent: one process on each host of a job, told by the launcher over its standard input what to do.
 
-    python -m gnnsys.launch.agent
-
 It speaks on its standard output (`messages.py`). When its input closes, or the launcher is silent for too long, it ends
 the job of this host and then itself: nothing on a host outlives the launcher. Imports neither torch nor numpy.
 """
@@ -29,6 +27,7 @@ from gnnsys.launch.local_facts import host_facts, raise_limits
 from gnnsys.launch.messages import BANNER, MessageReader, MessageWriter
 from gnnsys.launch.network_probe import AgentProbe
 from gnnsys.launch.process_keeper import become_subreaper, end_descendants
+from gnnsys.launch.programs import program_of
 from gnnsys.launch.rank_output import HEADER_TEMPLATE, RankOutput
 
 PREFIX, LOCK = "gnnsys-launch-", "lock"  # of a job's folder on its host
@@ -38,7 +37,7 @@ FIRST_PATIENCE = 60.0  # seconds without a word before the launcher has said how
 
 def torchrun_command(report: Path, logs: str, arguments: list[str]) -> list[str]:
     return [
-        *(sys.executable, "-m", "gnnsys.launch.torchrun", str(report)),
+        *(sys.executable, "-c", program_of("torchrun", "sys.exit(main(sys.argv[1], sys.argv[2:]))"), str(report)),
         *("--log-dir", logs, "--tee", "3", *arguments),
     ]
 
@@ -223,7 +222,7 @@ class Agent:
     def _answer(self, message: dict[str, Any]) -> None:
         do, number = message.pop("do", None), message.pop("id", None)
         if do == "put":  # raw bytes follow; nobody waits for an answer to each of them
-            self._files.put(data=self._reader.bytes(int(message.pop("bytes"))), **message)
+            self._files.put(data=self._reader.bytes(int(message.pop("bytes")), self._patience), **message)
         elif do in self._quick:
             self._reply(number, self._quick[do], message)
         elif do in self._slow:

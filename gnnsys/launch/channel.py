@@ -23,6 +23,7 @@ from typing import Any
 
 from gnnsys.launch.hosts import Host
 from gnnsys.launch.messages import BANNER, MessageReader, MessageWriter, parse
+from gnnsys.launch.programs import program_of
 
 CLOSE_SECONDS = 5.0
 
@@ -46,8 +47,9 @@ class HostError(Exception):
 def agent_command(host: Host, ssh: Sequence[str] | None, lost_after: float, connect_timeout: float) -> list[str]:
     """What starts the agent of a host: over ssh (or srun, which takes a host otherwise), or here if `ssh` is None."""
     if ssh is None:
-        return [sys.executable, "-m", "gnnsys.launch.agent"]
-    inside = f"cd {shlex.quote(host.workdir)} && exec {shlex.quote(host.python)} -m gnnsys.launch.agent"
+        return [sys.executable, "-c", program_of("agent")]
+    program = shlex.join([host.python, "-c", program_of("agent")])
+    inside = f"cd {shlex.quote(host.workdir)} && exec {program}"
     if ssh[0] == "srun":
         return [*ssh, f"--nodelist={host.name}", "sh", "-c", inside]
     alive = max(1, round(lost_after / 3))

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from gnnsys.launch.channel import AgentChannel, HostError, HostLost
+from gnnsys.launch.channel import AgentChannel, HostError, HostLost, agent_command
 from gnnsys.launch.hosts import Host
 from gnnsys.launch.local_facts import host_facts
 from gnnsys.launch.messages import MessageReader, MessageWriter
@@ -218,6 +218,33 @@ def test_messages_that_are_none_are_refused(tmp_path):
     with pytest.raises(EOFError):
         messages.read()
     os.close(reader)
+
+
+def test_bytes_that_do_not_come_are_not_awaited_for_ever():
+    reader, writer = os.pipe()
+    os.write(writer, b"12")
+    messages = MessageReader(reader)
+    with pytest.raises(TimeoutError, match=r"nothing has come for 0.1 s"):
+        messages.bytes(3, timeout=0.1)
+    os.write(writer, b"3")
+    assert messages.bytes(3, timeout=HANGS_AFTER) == b"123"
+    os.close(reader)
+    os.close(writer)
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_files_of_a_user_are_not_taken_for_modules(tmp_path, monkeypatch, is_installed):
+    """And a checkout in the working directory is found where no gnnsys is installed."""
+    for name in ("random", "json", "tempfile"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('this is not yours')")
+    if not is_installed:
+        (tmp_path / "gnnsys").symlink_to(ROOT / "gnnsys")
+        monkeypatch.delenv("PYTHONPATH")
+    monkeypatch.chdir(tmp_path)
+    with contextlib.closing(
+        AgentChannel(Host(name="here"), agent_command(Host(name="here"), None, 1, 1), print)
+    ) as own:
+        assert agent_pid(own) > 0
 
 
 def test_a_pipe_that_nobody_reads_does_not_hold_a_writer_for_ever():
