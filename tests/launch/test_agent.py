@@ -182,6 +182,17 @@ def test_what_an_agent_does_not_know_and_what_fails_there_are_errors_that_name_t
     assert asked(agent, "ping")["time"] > 0
 
 
+def test_a_job_that_is_asked_to_end_has_its_time_of_grace(agent, tmp_path):
+    ends = f"echo asked; while [ ! -e {tmp_path}/may_end ]; do sleep 0.02; done; exit 5"
+    command = f"trap '{ends}' TERM; echo started; while :; do sleep 1000 & wait; done"
+    asked(agent, "start", arguments=["sh", "-c", command], env={}, grace=HANGS_AFTER)
+    assert agent.events.get(timeout=HANGS_AFTER)["text"] == "started"
+    asked(agent, "stop")
+    assert agent.events.get(timeout=HANGS_AFTER).get("text") == "asked"
+    (tmp_path / "may_end").touch()
+    assert agent.events.get(timeout=HANGS_AFTER) == {"event": "ended", "code": 5, "failures": []}
+
+
 def test_a_letter_that_comes_in_two_pieces_is_one(agent):
     """Of two bytes each, at odd places: pieces have an even number of bytes."""
     program = r"import os; os.write(1, b'a' + b'\xc3\xa4' * 50000)"

@@ -87,6 +87,41 @@ def test_a_host_that_does_not_come_back_in_time_is_told(tmp_path):
     assert notes[1] == "the group starts again: restart 1 of 3" and notes[2].startswith("h1: cannot be reached: sh:")
 
 
+REPORTS = """
+import glob, json, os, sys
+node = int(os.environ["NODE"])
+(folder,) = glob.glob(os.environ["TMPDIR"] + "/gnnsys-launch-*")
+at = float(sys.argv[1]) + (3.0, 1.0)[node]
+with open(folder + "/failures.json", "w") as file:
+    json.dump([{"rank": node, "local_rank": 0, "code": 4 + node, "time": at}], file)
+sys.exit(4 + node)
+"""
+AHEAD = """
+import runpy, sys, time
+here = time.time
+time.time = lambda: here() + 3.0
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""
+
+
+def test_who_failed_first_is_decided_by_the_clock_of_the_launcher(tmp_path):
+    """The clock of the first host is three seconds ahead: by its own clock it failed two seconds after the other."""
+    for name, text in (("reports.py", REPORTS), ("ahead.py", AHEAD)):
+        (tmp_path / name).write_text(text)
+    for name in ("own", "other"):
+        (tmp_path / name).mkdir()
+    agent = f"{ROOT}/tests/launch/plain_agent.py"
+    ssh = (
+        f'case "$*" in *ahead@*) export TMPDIR={tmp_path}/own; exec {sys.executable} {tmp_path}/ahead.py {agent};; '
+        f"*) export TMPDIR={tmp_path}/other; exec {sys.executable} {agent};; esac"
+    )
+    hosts = [Host(name="h1", address="127.0.0.1", user="ahead"), Host(name="h2", address="127.0.0.1")]
+    options = {"ssh": ("sh", "-c", ssh), "grace": 60.0, "connect_timeout": 60.0}
+    notes: list[str] = []
+    assert run(hosts, tmp_path / "reports.py", time.time(), notes=notes, lines=[], **options) == 4
+    assert notes == ["rank 0 on h1 failed first, with exit code 4: it printed nothing"]
+
+
 STUBBORN = """
 import os, pathlib, signal, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
