@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gnnsys.launch.channel import HostError, HostLost
-    from gnnsys.launch.host_group import EXIT_HOST_LOST, HostGroup, LaunchOptions
+    from gnnsys.launch.host_group import EXIT_HOST_LOST, EXIT_NOT_STARTED, HostGroup, LaunchOptions
     from gnnsys.launch.hosts import Host, local_hosts, read_hosts
     from gnnsys.launch.kubernetes import PodOptions, manifest_text, pytorch_job
-    from gnnsys.launch.launcher import EXIT_NOT_STARTED, Launcher
+    from gnnsys.launch.launcher import Launcher
     from gnnsys.launch.local_facts import host_facts, source_digest, versions
     from gnnsys.launch.network_probe import LinkSpeed, ProbeServer, measure_link
     from gnnsys.launch.part_files import file_problem, folders_there, read_listing
@@ -63,7 +63,7 @@ __all__ = [
 _MODULE_OF = {
     "Checks": "preflight",
     "EXIT_HOST_LOST": "host_group",
-    "EXIT_NOT_STARTED": "launcher",
+    "EXIT_NOT_STARTED": "host_group",
     "Finding": "preflight",
     "Host": "hosts",
     "HostError": "channel",

@@ -1,13 +1,12 @@
 """The agent: one process on each host of a job, told by the launcher over its standard input what to do.
 
-    python -m gnnsys.launch.agent
-
 It speaks on its standard output (`messages.py`). When its input closes, or the launcher is silent for too long, it ends
 the job of this host and then itself: nothing on a host outlives the launcher. Imports neither torch nor numpy.
 """
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import fcntl
 import json
@@ -28,15 +27,17 @@ from gnnsys.launch.local_facts import host_facts, raise_limits
 from gnnsys.launch.messages import BANNER, MessageReader, MessageWriter
 from gnnsys.launch.network_probe import AgentProbe
 from gnnsys.launch.process_keeper import become_subreaper, end_descendants
+from gnnsys.launch.programs import program_of
 from gnnsys.launch.rank_output import HEADER_TEMPLATE, RankOutput
 
 PREFIX, LOCK = "gnnsys-launch-", "lock"  # of a job's folder on its host
+READ_SECONDS = 10.0  # for the last lines of a job that has ended
 FIRST_PATIENCE = 60.0  # seconds without a word before the launcher has said how long to wait
 
 
 def torchrun_command(report: Path, logs: str, arguments: list[str]) -> list[str]:
     return [
-        *(sys.executable, "-m", "gnnsys.launch.torchrun", str(report)),
+        *(sys.executable, "-c", program_of("torchrun", "sys.exit(main(sys.argv[1], sys.argv[2:]))"), str(report)),
         *("--log-dir", logs, "--tee", "3", *arguments),
     ]
 
@@ -53,27 +54,79 @@ def remove_stale_folders() -> None:
                 os.close(lock)
 
 
+def make_folder(launch: str) -> tuple[str, int]:
+    """A folder for a job, and its lock: free once this agent and its keeper are gone, whatever ended them."""
+    while True:
+        folder = tempfile.mkdtemp(prefix=f"{PREFIX}{launch}-")
+        lock = os.open(os.path.join(folder, LOCK), os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if os.fstat(lock).st_nlink:
+            return folder, lock
+        os.close(lock)  # another agent took it for a stale one before it was locked
+
+
+def await_earlier(launch: str, patience: float) -> None:
+    """Waits until nothing is left here of an earlier life of a launch. Whoever keeps one holds its folder's lock."""
+    deadline = time.monotonic() + patience
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}{launch}-*"):
+        while is_held(folder):
+            if time.monotonic() >= deadline:
+                raise TimeoutError(f"the job's life before has not ended within {patience:g} s")
+            time.sleep(0.05)
+
+
+def is_held(folder: Path) -> bool:
+    try:
+        lock = os.open(folder / LOCK, os.O_RDWR)
+    except OSError:
+        return False  # removed by its keeper, which does so when all has ended
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
+def read_failures(report: Path) -> list[dict[str, Any]]:
+    """What torchrun has said of ranks that failed. A report that a script has spoilt says nothing."""
+    try:
+        found = json.loads(report.read_bytes())
+        return [
+            {**{key: int(each[key]) for key in ("rank", "local_rank", "code")}, "time": float(each["time"])}
+            for each in found
+        ]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
 class HostJob:
     """torchrun on this host, kept by a process of its own (`process_keeper.py`)."""
 
-    def __init__(self, arguments: list[str], env: dict[str, str], grace: float, say: Callable[..., None]) -> None:
+    def __init__(
+        self, arguments: list[str], env: dict[str, str], grace: float, launch: str, say: Callable[..., None]
+    ) -> None:
         self._say = say
         remove_stale_folders()
-        self._folder = tempfile.mkdtemp(prefix=PREFIX)
-        lock = os.open(os.path.join(self._folder, LOCK), os.O_RDWR | os.O_CREAT, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_EX)  # free once this agent and its keeper are gone, whatever ended them
+        self._folder, lock = make_folder(launch)
         self._report = Path(self._folder, "failures.json")
         keeper = [sys.executable, "-I", "-S", str(Path(__file__).with_name("process_keeper.py")), str(grace)]
         own = {"PYTHONUNBUFFERED": "1", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": HEADER_TEMPLATE}
-        self._process = subprocess.Popen(
-            [*keeper, self._folder, *torchrun_command(self._report, self._folder, arguments)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={**os.environ, **own, **env},
-            start_new_session=True,
-            pass_fds=[lock],
-        )
+        try:
+            self._process = subprocess.Popen(
+                [*keeper, self._folder, *torchrun_command(self._report, self._folder, arguments)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env={**os.environ, **own, **env},
+                start_new_session=True,
+                pass_fds=[lock],
+            )
+        except BaseException:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            os.close(lock)
+            raise
         self._lock = lock
         self._readers = [
             threading.Thread(target=self._listen, args=(stream, name), daemon=True)
@@ -98,25 +151,27 @@ class HostJob:
         self._waiter.join()
 
     def _listen(self, stream: Any, name: str) -> None:
-        output = RankOutput()
+        output, decoder = RankOutput(), codecs.getincrementaldecoder("utf-8")("replace")
         with stream:
             while data := os.read(stream.fileno(), 1 << 16):
-                for rank, line in output.feed(data.decode(errors="replace")):
+                for rank, line in output.feed(decoder.decode(data)):
                     self._say(event="line", rank=rank, text=line, stream=name)
         for rank, line in output.close():
             self._say(event="line", rank=rank, text=line, stream=name)
 
     def _await_end(self) -> None:
-        code = self._process.wait()
-        if code < 0:  # the keeper itself was killed: what it kept is below this process now
-            end_descendants(0.0, {})
-            code = 128 - code
-        for reader in self._readers:
-            reader.join()
-        failures = json.loads(self._report.read_text()) if self._report.exists() else []
-        shutil.rmtree(self._folder, ignore_errors=True)
-        os.close(self._lock)
-        self._say(event="ended", code=code, failures=failures)
+        code, failures = 1, []
+        try:
+            code = self._process.wait()
+            code = code if code >= 0 else 128 - code
+            end_descendants(0.0, {})  # what the keeper kept is below this process once it was killed itself
+            for reader in self._readers:
+                reader.join(READ_SECONDS)
+            failures = read_failures(self._report)
+        finally:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            os.close(self._lock)
+            self._say(event="ended", code=code, failures=failures)
 
 
 class Agent:
@@ -144,6 +199,7 @@ class Agent:
             "find_parts": agent_checks.find_parts,
             "check_parts": agent_checks.check_parts,
             "newest_checkpoint": agent_checks.newest_checkpoint,
+            "await_earlier": await_earlier,
             "have": self._files.have,
             "finish": self._files.finish,
         }
@@ -166,7 +222,7 @@ class Agent:
     def _answer(self, message: dict[str, Any]) -> None:
         do, number = message.pop("do", None), message.pop("id", None)
         if do == "put":  # raw bytes follow; nobody waits for an answer to each of them
-            self._files.put(data=self._reader.bytes(int(message.pop("bytes"))), **message)
+            self._files.put(data=self._reader.bytes(int(message.pop("bytes")), self._patience), **message)
         elif do in self._quick:
             self._reply(number, self._quick[do], message)
         elif do in self._slow:
@@ -187,10 +243,10 @@ class Agent:
         has_script = script is None or os.path.isfile(script)
         return {**(host_facts() if facts else {}), "has_script": has_script, "pid": os.getpid()}
 
-    def _start(self, arguments: list[str], env: dict[str, str], grace: float) -> dict[str, int]:
+    def _start(self, arguments: list[str], env: dict[str, str], grace: float, launch: str = "") -> dict[str, int]:
         if self._job is not None:
             raise ValueError("this agent has a job already")
-        self._job = HostJob(arguments, env, grace, self._say)
+        self._job = HostJob(arguments, env, grace, launch, self._say)
         return {"pid": self._job.pid}
 
     def _stop(self) -> None:

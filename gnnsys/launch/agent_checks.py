@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import socket
 from pathlib import Path
@@ -53,7 +54,7 @@ def find_parts(paths: list[str]) -> dict[str, dict[str, Any]]:
     """Which of these are directories of parts here, and which parts' folders they have."""
     found = {}
     for path in paths:
-        if (Path(path) / MANIFEST).is_file():
+        if os.path.isfile(os.path.join(path, MANIFEST)):  # unlike Path's, false for what can be no path
             with contextlib.suppress(ValueError):
                 listing = read_listing(Path(path))
                 there = folders_there(listing)
@@ -75,5 +76,6 @@ def check_parts(path: str, parts: list[int], verify: bool) -> list[str]:
 def newest_checkpoint(path: str) -> str | None:
     """The name of the newest checkpoint in a folder that has a manifest; None where there is none."""
     folder = Path(path)
-    names = [each.name for each in folder.iterdir()] if folder.is_dir() else []
-    return max((n for n in names if _CHECKPOINT.fullmatch(n) and (folder / n / MANIFEST).is_file()), default=None)
+    names = [each.name for each in folder.iterdir()] if os.path.isdir(folder) else []
+    made = (name for name in names if _CHECKPOINT.fullmatch(name) and os.path.isfile(folder / name / MANIFEST))
+    return max(made, default=None)

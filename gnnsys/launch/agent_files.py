@@ -1,11 +1,13 @@
 """Files that an agent receives: written beside their place as they come, and renamed when they are whole.
 
 What a killed transfer leaves, `.NAME.HOST.incoming`, is what the next one goes on from. The host's name keeps hosts
-that share a file system out of each other's way.
+that share a file system out of each other's way, and a lock on it keeps a second push to the same place out.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import socket
 import zlib
@@ -13,6 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from gnnsys.launch.part_files import MANIFEST, PartFile, checksum, file_problem, is_safe
+
+_CHUNK = 1 << 20
+_NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)  # of file systems that are mounted without them
 
 
 class Receiver:
@@ -38,8 +43,8 @@ class Receiver:
                 continue
             if target.exists():
                 damaged.append(name)
-            if (incoming := _incoming(target)).exists():
-                begun[name] = [incoming.stat().st_size, checksum(incoming)]
+            if _incoming(target).is_file():
+                begun[name] = self._go_on(path, name)
         differs = own.is_file() and checksum(own) != manifest
         return {"whole": whole, "damaged": damaged, "begun": begun, "other_parts": differs}
 
@@ -50,8 +55,11 @@ class Receiver:
             if key in self._errors:
                 return
             if key not in self._open:
-                self._open[key] = self._begin(path, name, offset)
+                self._open[key] = (_open_locked(self._target(path, name)), 0, 0)
             descriptor, count, crc32 = self._open[key]
+            if offset == 0 and count:  # what was there is not its beginning
+                os.ftruncate(descriptor, 0)
+                count = crc32 = 0
             if count != offset:
                 return
             view = memoryview(data)
@@ -69,31 +77,73 @@ class Receiver:
         if why := self._errors.pop(key, None):
             raise ValueError(f"{target} cannot be written: {why}")
         descriptor, count, found = self._open.pop(key)
-        os.fsync(descriptor)
-        os.close(descriptor)
-        if count != bytes:
-            raise ValueError(f"{target}: {count} of {bytes} bytes have come")
-        if found != crc32:
-            _incoming(target).unlink()
-            raise ValueError(f"{target} does not match its checksum: a byte was changed on its way, or at its source")
-        os.replace(_incoming(target), target)
+        try:  # the lock is held until it has its name
+            os.fsync(descriptor)
+            if count != bytes or os.fstat(descriptor).st_size != bytes:
+                raise ValueError(f"{target}: {count} of {bytes} bytes have come")
+            if found != crc32:
+                _incoming(target).unlink()
+                why = "a byte was changed on its way, or at its source"
+                raise ValueError(f"{target} does not match its checksum: {why}")
+            os.replace(_incoming(target), target)
+        finally:
+            os.close(descriptor)
 
     def close(self) -> None:
         while self._open:
             os.close(self._open.popitem()[1][0])
 
-    def _begin(self, path: str, name: str, offset: int) -> tuple[int, int, int]:
+    def _go_on(self, path: str, name: str) -> list[int]:
+        """Opens what there is of a file: its bytes and their CRC-32, from which the first piece goes on."""
         target = self._target(path, name)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        incoming = _incoming(target)
-        descriptor = os.open(incoming, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        os.ftruncate(descriptor, offset)
-        return descriptor, offset, checksum(incoming)
+        try:
+            descriptor = _open_locked(target)
+        except OSError as error:
+            raise ValueError(f"{target} cannot be written: {error}") from None
+        self._open[path, name] = descriptor, 0, 0
+        count = crc32 = 0
+        while data := os.pread(descriptor, _CHUNK, count):
+            count, crc32 = count + len(data), zlib.crc32(data, crc32)
+        self._open[path, name] = descriptor, count, crc32
+        return [count, crc32]
 
     def _target(self, path: str, name: str) -> Path:
         if not is_safe(name):
             raise ValueError(f"{name!r} is no file of a part")
         return Path(path) / name
+
+
+def _open_locked(target: Path) -> int:
+    """Opens what becomes `target`, for nobody else meanwhile. BlockingIOError where another push has it."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    incoming = _incoming(target)
+    while True:
+        descriptor = os.open(incoming, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        try:
+            _lock(descriptor)
+            if _is_at(descriptor, incoming):
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # another push has finished it before it was locked
+
+
+def _lock(descriptor: int) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise BlockingIOError("another push is under way there: wait for its end") from None
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
+    except FileNotFoundError:
+        return False
 
 
 def _incoming(target: Path) -> Path:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import shlex
+import signal
 import subprocess
 import sys
 import threading
@@ -21,6 +23,7 @@ from typing import Any
 
 from gnnsys.launch.hosts import Host
 from gnnsys.launch.messages import BANNER, MessageReader, MessageWriter, parse
+from gnnsys.launch.programs import program_of
 
 CLOSE_SECONDS = 5.0
 
@@ -44,8 +47,9 @@ class HostError(Exception):
 def agent_command(host: Host, ssh: Sequence[str] | None, lost_after: float, connect_timeout: float) -> list[str]:
     """What starts the agent of a host: over ssh (or srun, which takes a host otherwise), or here if `ssh` is None."""
     if ssh is None:
-        return [sys.executable, "-m", "gnnsys.launch.agent"]
-    inside = f"cd {shlex.quote(host.workdir)} && exec {shlex.quote(host.python)} -m gnnsys.launch.agent"
+        return [sys.executable, "-c", program_of("agent")]
+    program = shlex.join([host.python, "-c", program_of("agent")])
+    inside = f"cd {shlex.quote(host.workdir)} && exec {program}"
     if ssh[0] == "srun":
         return [*ssh, f"--nodelist={host.name}", "sh", "-c", inside]
     alive = max(1, round(lost_after / 3))
@@ -130,6 +134,12 @@ class AgentChannel:
                     raise HostLost(self.host, f"it has been silent for {self.silent_for:.0f} s") from None
                 if time.monotonic() >= deadline:
                     raise HostLost(self.host, f"no answer within {timeout:g} s") from None
+
+    def cut(self) -> None:
+        """Ends ssh at once, from any thread: the channel is lost, and to be closed. The agent ends by itself."""
+        if self._process.poll() is None:
+            with contextlib.suppress(OSError):
+                os.killpg(self._process.pid, signal.SIGKILL)  # it has a session of its own
 
     def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """Ends the agent with what it has started. Idempotent."""

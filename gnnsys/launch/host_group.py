@@ -12,16 +12,20 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from gnnsys.launch.channel import AgentChannel, HostError, HostLost, agent_command
+from gnnsys.launch.channel import CLOSE_SECONDS, AgentChannel, HostError, HostLost, agent_command
 from gnnsys.launch.hosts import Host
 from gnnsys.launch.network_probe import PATIENCE, LinkSpeed
 from gnnsys.launch.preflight import Checks, Finding, Preflight, Ready
+from gnnsys.launch.process_keeper import KILL_SECONDS
 
+EXIT_NOT_STARTED = 2  # a host is not as it should be
 EXIT_HOST_LOST = 75  # a host was lost: to try again may help (EX_TEMPFAIL)
 KEPT_LINES = 200  # of each rank, for the traceback
+IDLE_SECONDS = 2.0  # that an agent without a job has to end
 FOLLOW_SECONDS = 3.0  # that other hosts have to fail by themselves once one has
 
 
@@ -60,11 +64,13 @@ class RankFailure:
 
 @dataclass(frozen=True)
 class GroupEnd:
-    """How one life of the group ended. `lost`: why a host was lost; `words`: last lines of the first failing rank."""
+    """How one life of the group ended. `lost`: why a host was lost; `refused`: why one did not start the job; `words`:
+    last lines of the first failing rank."""
 
     code: int
     failure: RankFailure | None = None
     lost: str | None = None
+    refused: str | None = None
     words: tuple[str, ...] = ()
     may_restart: bool = True
 
@@ -72,18 +78,22 @@ class GroupEnd:
 class HostGroup:
     """The agents of one life of a job."""
 
-    def __init__(self, hosts: Sequence[Host], options: LaunchOptions, say: Callable[[str, bool], None]) -> None:
-        self._hosts, self._options, self._say = hosts, options, say
+    def __init__(
+        self, hosts: Sequence[Host], options: LaunchOptions, say: Callable[[str, bool], None], launch: str = ""
+    ) -> None:
+        """`launch`: the same for all lives of a job."""
+        self._hosts, self._options, self._say, self._launch = hosts, options, say, launch
         self._channels: list[AgentChannel] = []
         self._events: queue.Queue[tuple[Host, dict[str, Any] | None]] = queue.Queue()
         self._ahead: dict[str, tuple[float, float]] = {}  # a host's clock: seconds ahead, and the error of that
         self._words: dict[int, deque[str]] = {}
         self._ended: dict[str, int] = {}
+        self._started: set[str] = set()  # hosts that were asked to start the job, and have not refused
         self._failures: list[RankFailure] = []
 
     # --- before the start
 
-    def connect(self, checks: Checks, patience: float, *, verify: bool) -> Ready:
+    def connect(self, checks: Checks, patience: float, *, verify: bool, is_restart: bool = False) -> Ready:
         """Starts an agent on every host and looks at all of them. Hosts that cannot be reached may have `patience`."""
         facts: dict[str, Any] = {}
         deadline, missing = time.monotonic() + patience, list(self._hosts)
@@ -93,6 +103,8 @@ class HostGroup:
                 break
             missing = [host for host in missing if host.name in failed]
             time.sleep(min(0.5, max(0.0, deadline - time.monotonic())))  # between two tries of ssh
+        if not failed and is_restart:
+            failed = self._await_earlier()
         if failed:
             remedy = "start it, or take it out of the hosts file; try ssh to it by hand"
             found = [Finding(name, why, remedy) for name, why in failed.items()]
@@ -126,6 +138,23 @@ class HostGroup:
             channel.close(1.0)
         while not self._events.empty():  # ends of channels that have been dealt with
             self._events.get_nowait()
+        return failed
+
+    def _await_earlier(self) -> dict[str, str]:
+        """Has every host wait until nothing is left there of the job's life before; by name, why that failed."""
+        options, failed = self._options, {}
+        patience = options.lost_after + options.grace + 2 * KILL_SECONDS  # of an agent that was cut off, of its keeper
+        asked = []
+        for channel in self._channels:
+            try:
+                asked.append((channel, channel.ask("await_earlier", launch=self._launch, patience=patience)))
+            except HostLost as error:
+                failed[channel.host.name] = error.why
+        for channel, future in asked:
+            try:
+                channel.result(future, patience + options.lost_after)
+            except (HostLost, HostError) as error:
+                failed[channel.host.name] = error.why
         return failed
 
     def _hear(self, host: Host, message: dict[str, Any] | None) -> None:
@@ -168,12 +197,24 @@ class HostGroup:
                 arguments += [f"--master-port={ready.port}", "--rdzv-backend=static", "--max-restarts=0"]
                 arguments += [*(["-m"] if self._options.is_module else []), *command]
                 env = {"GNNSYS_LAUNCH_HOST": channel.host.name, **self._options.env}
-                asked.append(channel.ask("start", arguments=arguments, env=env, grace=self._options.grace))
-            for channel, future in zip(self._channels, asked, strict=True):
-                channel.result(future, self._options.lost_after)
-        except (HostLost, HostError) as error:
+                self._started.add(channel.host.name)
+                grace, launch = self._options.grace, self._launch
+                asked.append(channel.ask("start", arguments=arguments, env=env, grace=grace, launch=launch))
+            refused = [why for why in map(self._refusal, self._channels, asked) if why is not None]
+        except HostLost as error:
             return self._lost(str(error))
+        if refused:
+            self.stop()
+            return GroupEnd(EXIT_NOT_STARTED, refused=refused[0], may_restart=False)
         return self._watch()
+
+    def _refusal(self, channel: AgentChannel, start: Future[Any]) -> str | None:
+        try:
+            channel.result(start, self._options.lost_after)
+        except HostError as error:
+            self._started.discard(channel.host.name)
+            return str(error)
+        return None
 
     def _watch(self) -> GroupEnd:
         follow: float | None = None  # until when the other hosts may fail by themselves
@@ -242,12 +283,12 @@ class HostGroup:
     def stop(self) -> None:
         """Ends the job on every host that still has it, and hears what it says last."""
         for channel in self._channels:
-            if channel.host.name not in self._ended:
+            if self._has_job(channel):
                 with contextlib.suppress(HostLost):
                     channel.tell(do="stop")
         gone = {channel.host.name for channel in self._channels if not channel.is_open}
         deadline = time.monotonic() + self._options.grace + self._options.lost_after
-        names = {channel.host.name for channel in self._channels}
+        names = {channel.host.name for channel in self._channels if self._has_job(channel)}
         while not names <= self._ended.keys() | gone and time.monotonic() < deadline and not self._all_silent(gone):
             try:
                 host, message = self._events.get(timeout=self._options.lost_after / 4)
@@ -262,11 +303,21 @@ class HostGroup:
 
     def _all_silent(self, gone: set[str]) -> bool:
         """Whether nothing can be expected of those that have not ended."""
-        left = [c for c in self._channels if c.host.name not in self._ended and c.host.name not in gone]
+        left = [c for c in self._channels if self._has_job(c) and c.host.name not in gone]
         return all(channel.silent_for > self._options.lost_after for channel in left)
 
+    def _has_job(self, channel: AgentChannel) -> bool:
+        return channel.host.name in self._started and channel.host.name not in self._ended
+
+    def _patience(self, channel: AgentChannel) -> float:
+        """Seconds that an agent has to end. One that has a job ends it first, if it hears anything."""
+        if not self._has_job(channel):
+            return IDLE_SECONDS
+        is_silent = channel.silent_for > self._options.lost_after
+        return CLOSE_SECONDS if is_silent else self._options.grace + KILL_SECONDS + CLOSE_SECONDS
+
     def close(self) -> None:
-        closing = [threading.Thread(target=channel.close) for channel in self._channels]
+        closing = [threading.Thread(target=each.close, args=(self._patience(each),)) for each in self._channels]
         for thread in closing:
             thread.start()
         for thread in closing:

@@ -18,7 +18,7 @@ from typing import Any
 
 from gnnsys.observe import parse_size
 
-_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._:-]*[A-Za-z0-9])?")  # a name, an IPv4 or an IPv6 address
+_NAME = re.compile(r"(?:::)?[A-Za-z0-9](?:[A-Za-z0-9._:-]*[A-Za-z0-9])?")  # a name, an IPv4 or an IPv6 address
 _TOP_KEYS = ("hosts", "defaults")
 
 
@@ -71,7 +71,7 @@ def read_hosts(path: str | os.PathLike[str]) -> list[Host]:
     """The hosts of a file, in its order. ValueError, naming file and line or host, for what is wrong."""
     file = Path(path)
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise ValueError(f"there is no hosts file {file}: write one host name per line into it") from None
     except (OSError, UnicodeDecodeError) as error:

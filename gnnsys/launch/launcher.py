@@ -7,17 +7,19 @@ last checkpoint. So no rank meets what the group before it has left, and a host 
 from __future__ import annotations
 
 import contextlib
+import os
+import secrets
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
-from gnnsys.launch.host_group import GroupEnd, HostGroup, LaunchOptions
+from gnnsys.launch.host_group import EXIT_HOST_LOST, EXIT_NOT_STARTED, GroupEnd, HostGroup, LaunchOptions
 from gnnsys.launch.hosts import Host
 from gnnsys.launch.preflight import Checks
 
-EXIT_NOT_STARTED = 2  # a host is not as it should be
+EXIT_NOT_READ = 128 + signal.SIGPIPE  # nobody reads what the job prints
 
 
 class Interrupted(KeyboardInterrupt):
@@ -43,40 +45,50 @@ class Launcher:
     ) -> None:
         self._hosts, self._command, self._checks, self._options = list(hosts), list(command), checks, options
         self._say, self._tell = say or print_line, tell or print_note
+        self._launch = secrets.token_hex(8)  # by which hosts know what is left of an earlier life
 
     def run(self) -> int:
         """Runs the job to its end; the exit code. When it returns or raises, nothing of the job is left."""
         with interrupts():
-            for life in range(self._options.restarts + 1):
-                outcome = self._live(life)
-                if outcome.code == 0:
-                    return 0
-                self._explain(outcome)
-                if not outcome.may_restart or life == self._options.restarts:
-                    return outcome.code
-                self._tell(f"the group starts again: restart {life + 1} of {self._options.restarts}")
+            try:
+                return self._run()
+            except BrokenPipeError:
+                return EXIT_NOT_READ
+
+    def _run(self) -> int:
+        for life in range(self._options.restarts + 1):
+            outcome = self._live(life)
+            if outcome.code == 0:
+                return 0
+            self._explain(outcome)
+            if not outcome.may_restart or life == self._options.restarts:
+                return outcome.code
+            self._tell(f"the group starts again: restart {life + 1} of {self._options.restarts}")
         raise AssertionError("the last life ends the loop")
 
     def _live(self, life: int) -> GroupEnd:
-        group = HostGroup(self._hosts, self._options, self._say)
+        group = HostGroup(self._hosts, self._options, self._say, self._launch)
         try:
             patience = self._options.wait_for_hosts if life else 0.0
-            ready = group.connect(self._checks, patience, verify=self._checks.verify and not life)
+            verify = self._checks.verify and not life
+            ready = group.connect(self._checks, patience, verify=verify, is_restart=life > 0)
             for finding in ready.findings:
                 self._tell(f"{'warning: ' if finding.is_warning else ''}{finding}")
             if ready.errors:
                 count = len(ready.errors)
-                self._tell(f"not started: {count} {'thing is' if count == 1 else 'things are'} wrong, see above")
-                return GroupEnd(EXIT_NOT_STARTED, may_restart=False)
+                again = " again" if life else ""
+                self._tell(f"not started{again}: {count} {'thing is' if count == 1 else 'things are'} wrong, see above")
+                return GroupEnd(EXIT_HOST_LOST if life else EXIT_NOT_STARTED, may_restart=False)
             if ready.checkpoint is not None and not life:
                 self._tell(f"the job goes on from {self._checks.checkpoints}/{ready.checkpoint}")
             return group.run(ready, self._command)
         except KeyboardInterrupt as error:
             number = error.number if isinstance(error, Interrupted) else int(signal.SIGINT)
-            self._tell(f"{signal.Signals(number).name}: ending the job on every host")
-            group.stop()
+            with contextlib.suppress(BrokenPipeError):
+                self._tell(f"{signal.Signals(number).name}: ending the job on every host")
+                group.stop()
             return GroupEnd(128 + number, may_restart=False)
-        finally:
+        finally:  # ends the job as well, where nobody reads what it prints
             group.close()
 
     def _explain(self, outcome: GroupEnd) -> None:
@@ -89,21 +101,37 @@ class Launcher:
             self._tell(f"rank {failure.rank} on {failure.host} failed first, with {how}: {last}")
         elif outcome.lost is not None:
             self._tell(f"{outcome.lost}; the job was ended on the other hosts")
+        elif outcome.refused is not None:
+            self._tell(f"{outcome.refused}; nothing is left of the job on the other hosts")
         elif outcome.may_restart:
             self._tell(f"torchrun ended with {outcome.code} without saying which rank failed: see its lines above")
 
 
 def print_line(line: str, is_error: bool) -> None:
-    print(line, file=sys.stderr if is_error else sys.stdout, flush=True)
+    _print(line, sys.stderr if is_error else sys.stdout)
 
 
 def print_note(line: str) -> None:
-    print(f"gnnsys launch: {line}", file=sys.stderr, flush=True)
+    _print(f"gnnsys launch: {line}", sys.stderr)
+
+
+def _print(line: str, stream: TextIO) -> None:
+    """Letters that the stream does not have are written as escapes. BrokenPipeError where nobody reads it any more."""
+    encoding = stream.encoding or "utf-8"
+    try:
+        print(line.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
+    except BrokenPipeError:
+        with open(os.devnull, "wb") as nothing:  # for what is still in its buffer, when Python ends
+            os.dup2(nothing.fileno(), stream.fileno())
+        raise
 
 
 @contextlib.contextmanager
 def interrupts() -> Iterator[None]:
-    """SIGTERM and SIGHUP end a job as Ctrl-C does; a second signal does not cut the end short."""
+    """SIGTERM and SIGHUP end a job as Ctrl-C does; a second signal does not cut the end short.
+
+    A signal that is ignored stays so: nohup is heeded.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -113,7 +141,8 @@ def interrupts() -> Iterator[None]:
             signal.signal(each, signal.SIG_IGN)
         raise Interrupted(number)
 
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    before = {number: handler for number, handler in found.items() if handler is not signal.SIG_IGN}
     for number in before:
         signal.signal(number, end)
     try:

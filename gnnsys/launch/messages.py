@@ -45,9 +45,14 @@ class MessageReader:
         line = self.line(timeout)
         return None if line is None else parse(line)
 
-    def bytes(self, count: int) -> bytes:
-        """The next `count` bytes, which follow a message that announces them."""
+    def bytes(self, count: int, timeout: float | None = None) -> bytes:
+        """The next `count` bytes, which follow a message that announces them.
+
+        TimeoutError where none of them has come for `timeout` seconds.
+        """
         while len(self._buffer) < count:
+            if not self._wait(None if timeout is None else time.monotonic() + timeout):
+                raise TimeoutError(f"nothing has come for {timeout:g} s")
             self._more()
         found = bytes(self._buffer[:count])
         del self._buffer[:count]

@@ -6,6 +6,7 @@ What the arrays mean is the business of `gnnsys.partition`; here a file has a na
 from __future__ import annotations
 
 import json
+import os
 import re
 import zlib
 from collections.abc import Iterable
@@ -71,7 +72,7 @@ def is_safe(name: str) -> bool:
 
 def folders_there(listing: PartsListing) -> list[int]:
     """Parts whose folders are in the directory."""
-    return [part for part in range(listing.num_parts) if (listing.path / folder_of(part)).is_dir()]
+    return [part for part in range(listing.num_parts) if os.path.isdir(listing.path / folder_of(part))]
 
 
 def file_problem(folder: Path, file: PartFile, *, verify: bool) -> str | None:

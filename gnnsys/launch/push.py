@@ -58,19 +58,25 @@ def push_parts(
 ) -> list[Pushed]:
     """Sends each host its parts of `path`, to `to` there (the same path by default); one result per host.
 
-    An error of one host is in its result, and does not keep the others from theirs.
+    An error of one host is in its result, and does not keep the others from theirs. An interrupt ends all of them.
     """
     listing = read_listing(Path(path))
     shares = shares_of(listing.num_parts, hosts)
     target = to or str(path)
     total = sum(file.bytes for share in shares for file in listing.of_parts(share))
     counted = _ByteCount(total, progress)
-    with ThreadPoolExecutor(max(1, len(hosts))) as pool:
+    channels, pool = _Channels(), ThreadPoolExecutor(max(1, len(hosts)))
+    try:
         sending = [
-            pool.submit(_push_to, listing, host, share, target, options, counted)
+            pool.submit(_push_to, listing, host, share, target, options, counted, channels)
             for host, share in zip(hosts, shares, strict=True)
         ]
         return [each.result() for each in sending]
+    except BaseException:
+        channels.cut()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def shares_of(num_parts: int, hosts: Sequence[Host]) -> list[list[int]]:
@@ -93,6 +99,26 @@ def shares_of(num_parts: int, hosts: Sequence[Host]) -> list[list[int]]:
     return shares
 
 
+class _Channels:
+    """The channels of all hosts, to be cut at once: whoever waits for one then has a HostLost."""
+
+    def __init__(self) -> None:
+        self._channels: list[AgentChannel] = []
+        self._is_cut, self._lock = False, threading.Lock()
+
+    def add(self, channel: AgentChannel) -> None:
+        with self._lock:
+            self._channels.append(channel)
+            if self._is_cut:
+                channel.cut()
+
+    def cut(self) -> None:
+        with self._lock:
+            self._is_cut = True
+            for channel in self._channels:
+                channel.cut()
+
+
 class _ByteCount:
     """Bytes that are done with, of all hosts together."""
 
@@ -108,13 +134,20 @@ class _ByteCount:
 
 
 def _push_to(
-    listing: PartsListing, host: Host, share: list[int], target: str, options: PushOptions, counted: _ByteCount
+    listing: PartsListing,
+    host: Host,
+    share: list[int],
+    target: str,
+    options: PushOptions,
+    counted: _ByteCount,
+    channels: _Channels,
 ) -> Pushed:
     pushed = Pushed(host.name, share)
     try:
         command = agent_command(host, options.ssh, options.lost_after, options.connect_timeout)
         channel = AgentChannel(host, command, lambda *_: None, lost_after=options.lost_after)
         try:
+            channels.add(channel)
             sender = _PartSender(channel, listing, target, pushed, counted)
             channel.result(channel.ask("hello", patience=options.lost_after, facts=False), options.connect_timeout)
             sender.send(share, options.overwrite)

@@ -42,6 +42,8 @@ class SlurmOptions:
             raise ValueError(f"--nodes must be at least 1, got {self.num_nodes}")
         if wrong := [argument for argument in self.arguments if not argument.startswith("-")]:
             raise ValueError(f"--sbatch takes options such as --time=1:00:00, got {wrong[0]!r}")
+        if wrong := [text for text in (self.job_name, *self.arguments) if len(text.splitlines()) != 1]:
+            raise ValueError(f"a name or an option of a batch job is one line, got {wrong[0]!r}")
 
 
 def in_allocation(env: Mapping[str, str] = os.environ) -> bool:
@@ -82,7 +84,7 @@ def _numbers(text: str) -> list[str]:
 def batch_file(command: Sequence[str], options: SlurmOptions, workdir: str) -> str:
     """Text of a batch file that runs `command` once, on the first node of an allocation."""
     asked = [f"--job-name={options.job_name}", f"--nodes={options.num_nodes}", "--ntasks-per-node=1"]
-    lines = ["#!/bin/sh", *(f"#SBATCH {argument}" for argument in [*asked, *options.arguments])]
+    lines = ["#!/bin/sh", *(f"#SBATCH {shlex.quote(argument)}" for argument in [*asked, *options.arguments])]
     lines += [f"cd {shlex.quote(workdir)} || exit", f"exec {shlex.join(command)}"]
     return "\n".join(lines) + "\n"
 

@@ -60,7 +60,8 @@ def main(report: str, arguments: list[str]) -> int:
             for rank, failure in error.failures.items()
         ]
         failures.sort(key=lambda failure: failure["time"])
-        Path(report).write_text(json.dumps(failures))
+        Path(f"{report}.new").write_text(json.dumps(failures))
+        os.replace(f"{report}.new", report)
         code = int(failures[0]["code"])
         return code if code >= 0 else 128 - code
     except SignalException as ended:

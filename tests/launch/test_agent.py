@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from gnnsys.launch.channel import AgentChannel, HostError, HostLost
+from gnnsys.launch.channel import AgentChannel, HostError, HostLost, agent_command
 from gnnsys.launch.hosts import Host
 from gnnsys.launch.local_facts import host_facts
 from gnnsys.launch.messages import MessageReader, MessageWriter
@@ -145,6 +145,14 @@ def test_a_command_ends_with_its_own_code_and_its_leftovers(agent, tmp_path):
     assert told[2] == {"event": "ended", "code": 7, "failures": []}
 
 
+@pytest.mark.parametrize("report", ["", "{", '[{"rank": 0}]', "7", "\\377"])
+def test_a_report_that_a_script_has_spoilt_is_none_and_the_end_is_told(agent, tmp_path, report):
+    command = f"printf '{report}' > $(echo {tmp_path}/gnnsys-launch-*)/failures.json"
+    asked(agent, "start", arguments=["sh", "-c", command], env={}, grace=0.2)
+    assert agent.events.get(timeout=HANGS_AFTER) == {"event": "ended", "code": 0, "failures": []}
+    assert not list(tmp_path.glob("gnnsys-launch-*"))
+
+
 def test_a_launcher_that_waits_long_is_not_silent_and_an_agent_that_stops_is(tmp_path):
     channel = AgentChannel(Host(name="here"), PLAIN_AGENT, lambda *_: None, lost_after=2.0)
     with contextlib.closing(channel):
@@ -174,6 +182,29 @@ def test_what_an_agent_does_not_know_and_what_fails_there_are_errors_that_name_t
     assert asked(agent, "ping")["time"] > 0
 
 
+def test_a_job_that_is_asked_to_end_has_its_time_of_grace(agent, tmp_path):
+    ends = f"echo asked; while [ ! -e {tmp_path}/may_end ]; do sleep 0.02; done; exit 5"
+    command = f"trap '{ends}' TERM; echo started; while :; do sleep 1000 & wait; done"
+    asked(agent, "start", arguments=["sh", "-c", command], env={}, grace=HANGS_AFTER)
+    assert agent.events.get(timeout=HANGS_AFTER)["text"] == "started"
+    asked(agent, "stop")
+    assert agent.events.get(timeout=HANGS_AFTER).get("text") == "asked"
+    (tmp_path / "may_end").touch()
+    assert agent.events.get(timeout=HANGS_AFTER) == {"event": "ended", "code": 5, "failures": []}
+
+
+def test_a_letter_that_comes_in_two_pieces_is_one(agent):
+    """Of two bytes each, at odd places: pieces have an even number of bytes."""
+    program = r"import os; os.write(1, b'a' + b'\xc3\xa4' * 50000)"
+    asked(agent, "start", arguments=[sys.executable, "-I", "-S", "-c", program], env={}, grace=0.2)
+    assert agent.events.get(timeout=HANGS_AFTER)["text"] == "a" + "\u00e4" * 50000
+
+
+def test_an_argument_that_can_be_no_path_is_no_parts(agent):
+    assert asked(agent, "find_parts", paths=["x" * 300, "y" * 5000, "a\0b"]) == {}
+    assert asked(agent, "newest_checkpoint", path="x" * 300) is None
+
+
 def test_an_agent_that_cannot_start_is_told_in_one_line():
     for command, why in (
         (["sh", "-c", "echo Permission denied >&2; exit 255"], "cannot be reached: Permission denied"),
@@ -198,6 +229,33 @@ def test_messages_that_are_none_are_refused(tmp_path):
     with pytest.raises(EOFError):
         messages.read()
     os.close(reader)
+
+
+def test_bytes_that_do_not_come_are_not_awaited_for_ever():
+    reader, writer = os.pipe()
+    os.write(writer, b"12")
+    messages = MessageReader(reader)
+    with pytest.raises(TimeoutError, match=r"nothing has come for 0.1 s"):
+        messages.bytes(3, timeout=0.1)
+    os.write(writer, b"3")
+    assert messages.bytes(3, timeout=HANGS_AFTER) == b"123"
+    os.close(reader)
+    os.close(writer)
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_files_of_a_user_are_not_taken_for_modules(tmp_path, monkeypatch, is_installed):
+    """And a checkout in the working directory is found where no gnnsys is installed."""
+    for name in ("random", "json", "tempfile"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('this is not yours')")
+    if not is_installed:
+        (tmp_path / "gnnsys").symlink_to(ROOT / "gnnsys")
+        monkeypatch.delenv("PYTHONPATH")
+    monkeypatch.chdir(tmp_path)
+    with contextlib.closing(
+        AgentChannel(Host(name="here"), agent_command(Host(name="here"), None, 1, 1), print)
+    ) as own:
+        assert agent_pid(own) > 0
 
 
 def test_a_pipe_that_nobody_reads_does_not_hold_a_writer_for_ever():

@@ -91,6 +91,11 @@ def test_what_is_wrong_is_one_line_that_says_what_to_write(tmp_path, name, text,
     assert "\n" not in str(told.value)
 
 
+def test_a_mark_of_its_encoding_and_a_short_address_are_no_mistakes(tmp_path):
+    (tmp_path / "hosts").write_bytes(b"\xef\xbb\xbfh1\n::1\n")
+    assert [host.name for host in read_hosts(tmp_path / "hosts")] == ["h1", "::1"]
+
+
 def test_a_file_that_is_not_there_and_no_ranks_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"there is no hosts file .*: write one host name per line"):
         read_hosts(tmp_path / "none")

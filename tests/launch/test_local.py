@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gnnsys.cli import main
+from gnnsys.launch.launcher import Interrupted, interrupts
 from tests.support.processes import HANGS_AFTER, ROOT, await_true
 
 COMMAND = [sys.executable, "-m", "gnnsys.cli", "launch"]
@@ -73,6 +74,19 @@ def test_nothing_is_left_of_a_job_whose_launcher_is_interrupted_or_killed(tmp_pa
     await_true(lambda: not list(tmp_path.glob("gnnsys-launch-*")), "the end of its folder")
     if number == signal.SIGINT:
         assert launcher.returncode == 130 and "gnnsys launch: SIGINT: ending the job on every host" in said
+
+
+def test_a_signal_that_is_ignored_stays_so():
+    """As by nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with interrupts():
+            signal.raise_signal(signal.SIGHUP)
+            with pytest.raises(Interrupted, match="SIGTERM"):
+                signal.raise_signal(signal.SIGTERM)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def is_alive(pid: int) -> bool:

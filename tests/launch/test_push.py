@@ -15,12 +15,13 @@ import pytest
 
 from gnnsys.graph import file_checksum, sbm
 from gnnsys.launch import Checks, Host, LaunchOptions, PushOptions, push_parts
+from gnnsys.launch.agent_files import Receiver
 from gnnsys.launch.host_group import HostGroup
 from gnnsys.launch.part_files import PartFile, file_problem, read_listing
 from gnnsys.launch.push import shares_of
 from gnnsys.partition import open_parts, partition_graph
 from tests.launch.ssh_hosts import needs_ssh, ssh_hosts
-from tests.support.processes import ROOT, await_true
+from tests.support.processes import HANGS_AFTER, ROOT, await_true
 
 NUM_PARTS, NUM_HOSTS = 8, 4
 SIZE = 8 << 20  # seconds on a slow wire
@@ -127,6 +128,72 @@ def test_a_file_that_was_begun_is_gone_on_with_where_it_ends(parts, tmp_path):
         (pushed,) = push(parts, [host])
         assert (pushed.bytes_sent, pushed.resumed) == (sent, len(whole) - sent) and pushed.error is None
         assert largest.read_bytes() == whole and not begun.exists()
+
+
+@pytest.fixture
+def receivers():
+    made = [Receiver(), Receiver()]
+    yield made
+    for each in made:
+        each.close()
+
+
+def test_two_pushes_to_one_place_do_not_mix(tmp_path, receivers):
+    first, second = receivers
+    place, data, own = str(tmp_path), bytes(range(256)), (256, zlib.crc32(bytes(range(256))))
+    first.put(place, "x.npy", 0, data[:100])
+    with pytest.raises(ValueError, match=r"x.npy cannot be written: another push is under way there"):
+        second.have(place, [["x.npy", *own]], 0)
+    second.put(place, "x.npy", 0, b"other")
+    with pytest.raises(ValueError, match=r"x.npy cannot be written: another push is under way there"):
+        second.finish(place, "x.npy", *own)
+    first.put(place, "x.npy", 100, data[100:])
+    first.finish(place, "x.npy", *own)
+    assert (tmp_path / "x.npy").read_bytes() == data
+    assert second.have(place, [["x.npy", *own]], 0)["whole"] == ["x.npy"]
+    assert [file.name for file in tmp_path.iterdir()] == ["x.npy"]
+
+
+def test_a_file_of_which_not_all_has_come_is_none(tmp_path, receivers):
+    data = b"whole"
+    receivers[0].put(str(tmp_path), "x.npy", 0, data)
+    with pytest.raises(ValueError, match=r"x.npy: 5 of 6 bytes have come"):
+        receivers[0].finish(str(tmp_path), "x.npy", 6, zlib.crc32(data))
+    assert not (tmp_path / "x.npy").exists()
+
+
+def test_what_is_received_stays_below_its_folder(tmp_path, receivers):
+    inside = tmp_path / "inside"
+    for name in ("../x", "/x", "part-0000/../../x", "part-0000/.x", ""):
+        with pytest.raises(ValueError, match="is no file of a part"):
+            receivers[0].put(str(inside), name, 0, b"x")
+    receivers[0].put(str(inside), "x.npy", 0, b"x")
+    (incoming,) = inside.iterdir()
+    receivers[0].close()
+    incoming.unlink()
+    (tmp_path / "else").write_bytes(b"mine")
+    incoming.symlink_to(tmp_path / "else")
+    receivers[0].put(str(inside), "x.npy", 0, b"x")
+    with pytest.raises(ValueError, match="cannot be written"):
+        receivers[0].finish(str(inside), "x.npy", 1, zlib.crc32(b"x"))
+    assert (tmp_path / "else").read_bytes() == b"mine" and {file.name for file in tmp_path.iterdir()} == {
+        "else",
+        "inside",
+    }
+
+
+def test_the_first_interrupt_ends_a_push(parts, tmp_path):
+    """While a host has not answered."""
+    (tmp_path / "hosts").write_text("h1\nh2\n")
+    hangs = f"sh -c 'read line; echo >> {tmp_path}/asked; exec sleep 1000'"
+    command = [sys.executable, "-m", "gnnsys.cli", "push", str(parts), "--hosts", str(tmp_path / "hosts")]
+    command += ["--ssh", hangs, "--connect-timeout", "1000"]
+    asked = tmp_path / "asked"
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as pushing:
+        await_true(lambda: asked.exists() and asked.stat().st_size == 2, "two hosts")
+        pushing.send_signal(signal.SIGINT)
+        said = pushing.communicate(timeout=HANGS_AFTER)[1]
+    assert pushing.returncode == 130 and said.splitlines()[-1] == "gnnsys push: interrupted"
 
 
 def test_a_disk_that_cannot_be_written_is_told(parts, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import torch
 from gnnsys.launch import EXIT_HOST_LOST, EXIT_NOT_STARTED, Checks, Host, Launcher, LaunchOptions, read_hosts
 from tests.chaos.job import NUM_RANKS, Plan, compare, history, write_small_parts
 from tests.launch.ssh_hosts import needs_ssh, ssh_hosts
-from tests.support.processes import ROOT, await_true
+from tests.support.processes import HANGS_AFTER, ROOT, await_true
 
 PLAIN = ("sh", "-c", f"exec {sys.executable} {ROOT}/tests/launch/plain_agent.py")  # in the place of ssh: runs it here
 LIVES = """
@@ -69,8 +70,9 @@ def test_the_group_starts_again_as_often_as_it_may(tmp_path, fails, how, restart
     options = {"ssh": PLAIN, "restarts": restarts, "grace": 0.2, "connect_timeout": 60.0}
     assert run(hosts, tmp_path / "lives.py", tmp_path, fails, how, notes=notes, lines=lines, **options) == code
     assert notes[-1] == last
-    lives = {f"h{host} | life {life}" for host in (1, 2) for life in range(restarts + 1)}
-    assert set(lines) == lives or how != "ends"
+    assert {file.name for file in tmp_path.glob("1-*")} == {f"1-{life}" for life in range(restarts + 1)}
+    if how == "ends":
+        assert set(lines) == {f"h{host} | life {life}" for host in (1, 2) for life in range(restarts + 1)}
 
 
 def test_a_host_that_does_not_come_back_in_time_is_told(tmp_path):
@@ -81,8 +83,89 @@ def test_a_host_that_does_not_come_back_in_time_is_told(tmp_path):
     notes: list[str] = []
     options = {"ssh": ("sh", str(command)), "restarts": 3, "grace": 0.2, "wait_for_hosts": 0.2}
     hosts = [Host(name="h1", address="127.0.0.1")]
-    assert run(hosts, tmp_path / "fails.py", notes=notes, lines=[], **options) == EXIT_NOT_STARTED
+    assert run(hosts, tmp_path / "fails.py", notes=notes, lines=[], **options) == EXIT_HOST_LOST
     assert notes[1] == "the group starts again: restart 1 of 3" and notes[2].startswith("h1: cannot be reached: sh:")
+
+
+REPORTS = """
+import glob, json, os, sys
+node = int(os.environ["NODE"])
+(folder,) = glob.glob(os.environ["TMPDIR"] + "/gnnsys-launch-*")
+at = float(sys.argv[1]) + (3.0, 1.0)[node]
+with open(folder + "/failures.json", "w") as file:
+    json.dump([{"rank": node, "local_rank": 0, "code": 4 + node, "time": at}], file)
+sys.exit(4 + node)
+"""
+AHEAD = """
+import runpy, sys, time
+here = time.time
+time.time = lambda: here() + 3.0
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""
+
+
+def test_who_failed_first_is_decided_by_the_clock_of_the_launcher(tmp_path):
+    """The clock of the first host is three seconds ahead: by its own clock it failed two seconds after the other."""
+    for name, text in (("reports.py", REPORTS), ("ahead.py", AHEAD)):
+        (tmp_path / name).write_text(text)
+    for name in ("own", "other"):
+        (tmp_path / name).mkdir()
+    agent = f"{ROOT}/tests/launch/plain_agent.py"
+    ssh = (
+        f'case "$*" in *ahead@*) export TMPDIR={tmp_path}/own; exec {sys.executable} {tmp_path}/ahead.py {agent};; '
+        f"*) export TMPDIR={tmp_path}/other; exec {sys.executable} {agent};; esac"
+    )
+    hosts = [Host(name="h1", address="127.0.0.1", user="ahead"), Host(name="h2", address="127.0.0.1")]
+    options = {"ssh": ("sh", "-c", ssh), "grace": 60.0, "connect_timeout": 60.0}
+    notes: list[str] = []
+    assert run(hosts, tmp_path / "reports.py", time.time(), notes=notes, lines=[], **options) == 4
+    assert notes == ["rank 0 on h1 failed first, with exit code 4: it printed nothing"]
+
+
+STUBBORN = """
+import os, pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+file = pathlib.Path(sys.argv[1], "first")
+if file.exists():
+    print("the first lives:", os.path.exists(f"/proc/{file.read_text()}"))
+    sys.exit()
+file.write_text(str(os.getpid()))
+keeper = os.getppid()
+os.kill(int(open(f"/proc/{keeper}/stat").read().rsplit(")", 1)[1].split()[1]), signal.SIGKILL)
+time.sleep(1000)
+"""
+
+
+def test_a_new_life_waits_for_what_is_left_of_the_one_before(tmp_path, monkeypatch):
+    """Its agent was killed, and its rank does not heed SIGTERM: it lives on for the time of grace."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    (tmp_path / "stubborn.py").write_text(STUBBORN)
+    lines: list[str] = []
+    options = {"ssh": PLAIN, "restarts": 1, "grace": 2.0, "connect_timeout": 60.0}
+    hosts = [Host(name="h1", address="127.0.0.1")]
+    assert run(hosts, tmp_path / "stubborn.py", tmp_path, notes=[], lines=lines, **options) == 0
+    assert lines == ["h1 | the first lives: False"]
+
+
+def test_an_interrupt_before_the_start_does_not_wait_for_hosts_that_have_no_job(tmp_path):
+    """The ssh of the second host hangs; the launcher is told to end meanwhile."""
+    hangs = 'case "$*" in *h2*) read line; kill -TERM $PPID; exec sleep 1000; esac; ' + PLAIN[2]
+    hosts = [Host(name="h1", address="127.0.0.1"), Host(name="h2")]
+    options = {"ssh": ("sh", "-c", hangs), "grace": 600.0, "lost_after": 600.0, "connect_timeout": 600.0}
+    notes: list[str] = []
+    begin = time.monotonic()
+    assert run(hosts, ROOT / "setup.py", notes=notes, lines=[], **options) == 143
+    assert time.monotonic() - begin < HANGS_AFTER and notes == ["SIGTERM: ending the job on every host"]
+
+
+def test_a_host_that_refuses_to_start_is_told_and_is_not_lost(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    options = {"ssh": PLAIN, "restarts": 1, "grace": 600.0, "lost_after": 600.0, "env": {"A": "a\0b"}}
+    notes: list[str] = []
+    hosts = [Host(name="h1", address="127.0.0.1")]
+    assert run(hosts, ROOT / "setup.py", notes=notes, lines=[], **options) == EXIT_NOT_STARTED
+    assert notes == ["h1: ValueError: embedded null byte; nothing is left of the job on the other hosts"]
+    assert not list(tmp_path.iterdir())
 
 
 TRAIN = """

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 
 import pytest
 
 from gnnsys.cli import main
-from gnnsys.launch import slurm_hosts
+from gnnsys.launch import SlurmOptions, batch_file, slurm_hosts
 from gnnsys.launch.slurm import expand_nodes
 from tests.launch.slurm_lab import needs_slurm, num_idle, slurm_lab
 from tests.support.processes import ROOT, await_true
@@ -49,6 +50,17 @@ def test_what_slurm_cannot_do_is_one_line(options, message, capsys, monkeypatch)
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     assert main(["launch", *options, "train.py"]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_an_option_of_a_batch_job_stays_one():
+    options = SlurmOptions(job_name="my job # 1", arguments=("--comment=it's", "--time=1:00:00"))
+    lines = [line for line in batch_file(["x"], options, "/").splitlines() if line.startswith("#SBATCH ")]
+    words = [shlex.split(line.removeprefix("#SBATCH ")) for line in lines]
+    assert words[0] == ["--job-name=my job # 1"] and words[-2:] == [["--comment=it's"], ["--time=1:00:00"]]
+    assert lines[-1] == "#SBATCH --time=1:00:00"
+    for wrong in ({"job_name": "a\nrm"}, {"arguments": ("--a\n#SBATCH --b",)}, {"job_name": ""}):
+        with pytest.raises(ValueError, match="is one line, got"):
+            SlurmOptions(**wrong)
 
 
 SCRIPT = """

@@ -90,7 +90,10 @@ def test_another_version_of_gnnsys_or_torch_is_named_with_its_host(hosts, tmp_pa
     shutil.copy(ROOT / "gnnsys" / "__init__.py", other / "gnnsys")
     (other / "torch-9.9.dist-info").mkdir()
     (other / "torch-9.9.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 9.9\n")
-    job = Job(hosts, hosts.describe(h2=f"workdir={other}"), ROOT / "setup.py")
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={other} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    job = Job(hosts, hosts.describe(h2=f"python={python}"), ROOT / "setup.py")
     assert job.run() == EXIT_NOT_STARTED
     gnnsys, torch, last = job.notes
     assert gnnsys.startswith("h2: gnnsys is ") and " on h1: install the same gnnsys there" in gnnsys
