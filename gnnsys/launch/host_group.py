@@ -202,7 +202,7 @@ class HostGroup:
                 asked.append(channel.ask("start", arguments=arguments, env=env, grace=grace, launch=launch))
             refused = [why for why in map(self._refusal, self._channels, asked) if why is not None]
         except HostLost as error:
-            return self._lost(str(error))
+            return self._lost(f"{error.host.name} was lost: {error.why.removeprefix('lost: ')}")
         if refused:
             self.stop()
             return GroupEnd(EXIT_NOT_STARTED, refused=refused[0], may_restart=False)
