@@ -29,6 +29,7 @@ from gnnsys.comm.rank_exchange import RankExchange
 from gnnsys.comm.rendezvous import Group, RendezvousError
 from gnnsys.comm.request import Handler, Reply, Request, ShortReply
 from gnnsys.comm.server import Server
+from gnnsys.comm.unnamed_memory import UnnamedMemory
 from gnnsys.comm.wire import HEADER_BYTES, Header, Limits, Message
 
 # Old names, kept for one version.
@@ -78,6 +79,7 @@ __all__ = [
     "ShortReply",
     "TrainerLost",
     "Turns",
+    "UnnamedMemory",
     "WireError",
     "agree_on_address",
     "close_in_forks",

@@ -60,7 +60,10 @@ def spec_in(options: Mapping[str, Any], arrays: Sequence[Tensor]) -> TableSpec:
 
 
 def contribution_in(request: Request) -> tuple[int, Contribution]:
-    """The number of a table and what a rank brings to a step of it; ValueError where the request is none."""
+    """The number of a table and what a rank brings to a step of it; ValueError where the request is none.
+
+    Gradients in memory that the rank has lent are not looked at here.
+    """
     arrays, options = request.arrays, request.options
     numbers: list[Any] = [options.get(name) for name in ("table", "step", "world_size")]
     is_gradient, skip, problem = options.get("is_gradient", True), options.get("skip", False), options.get("problem")
@@ -69,7 +72,8 @@ def contribution_in(request: Request) -> tuple[int, Contribution]:
     if type(is_gradient) is not bool or type(skip) is not bool or not isinstance(problem, str | None):
         raise ValueError("malformed request: is_gradient and skip are true or false, a problem is text")
     number, step, world_size = numbers
-    found = [(part, named_array(arrays, ids), named_array(arrays, grads)) for part, ids, grads in read_plan(arrays, 3)]
+    sent = [] if "memory" in options else read_plan(arrays, 3)
+    found = [(part, named_array(arrays, ids), named_array(arrays, grads)) for part, ids, grads in sent]
     new = Contribution(request.sender, world_size, options["optimizer"], found, request.incarnation, step)
     new.is_gradient, new.skip, new.problem = is_gradient, skip, problem
     return number, new

@@ -6,6 +6,7 @@ No JSON on these paths. A table is its number, a dtype its place in WIRE_DTYPES;
            reply, in chunks: pieces [k, 3]: item, first row, number of rows; then k arrays of rows
     PUSH   plan [items, 5]: table, part, array of row numbers, array of rows, mode
     STEP   plan [items, 3]: part, array of row numbers, array of gradients; options: table, step, world_size, optimizer
+           with the option memory, plan [items, 4]: part, number of rows, bytes at which row numbers and gradients begin
 """
 
 from __future__ import annotations

@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
-
-from torch import Tensor
 
 from gnnsys.comm import Kind, ShardLost, TrainerLost
 from gnnsys.store.machines import Machines, ShardReply
 from gnnsys.store.pull import Refused
-from gnnsys.store.push import PendingPush
+from gnnsys.store.push import Outgoing, PendingPush
 from gnnsys.store.push_order import ANSWERED, Numbering
 from gnnsys.store.spec import TableSpec
-
-Message = tuple[int, list[Tensor]]  # the machine it is for, and its arrays
 
 _UNDER_WAY = 64  # pushes to one table that may be
 _UNDER_WAY_BYTES = 256 << 20  # of pushes to one machine, and one message more; well below what its server takes
@@ -47,7 +43,7 @@ class Outbox:
         self,
         spec: TableSpec,
         kind: Kind,
-        messages: Iterable[Message],
+        messages: Iterable[Outgoing],
         options: dict[str, Any] | None = None,
         timeout: float | None = None,
     ) -> PendingPush:
@@ -62,23 +58,29 @@ class Outbox:
                 f"a save, on every rank, or drop them: {names}. {error}"
             ) from error
         answers: list[ShardReply] = []
+        applied: list[Callable[[], None]] = []
         try:
-            for machine, arrays in messages:
+            for message in messages:
                 if kind == Kind.PUSH:  # a step is answered once every rank has made it: nothing waits for that here
-                    self._make_room(machine)
+                    self._make_room(message.machine)
                 with self._lock:  # numbers go out in the order they are given, and only what went out counts
-                    self._send_one(spec, machine, kind, arrays, options, timeout, answers)
+                    self._send_one(spec, kind, message, options, timeout, answers)
+                if message.applied is not None:
+                    applied.append(message.applied)
         except Exception as error:
             if answers:  # one shard has its share and another does not
                 self.lose(spec.name, error)
             raise
-        return self._note(spec.name, PendingPush(spec, answers, self._refused, self.lose))
+        return self._note(spec.name, PendingPush(spec, answers, self._refused, self.lose, applied))
 
     def _send_one(
-        self, spec: TableSpec, machine: int, kind: Kind, arrays: list[Tensor], options: dict[str, Any] | None,
-        timeout: float | None, answers: list[ShardReply],
+        self, spec: TableSpec, kind: Kind, message: Outgoing, options: dict[str, Any] | None, timeout: float | None,
+        answers: list[ShardReply],
     ) -> None:  # fmt: skip
+        machine, arrays = message.machine, message.arrays
         step = (spec.number, machine)
+        if message.options:
+            options = {**(options or {}), **message.options}
         if kind == Kind.STEP:
             if step not in self.steps:
                 raise ValueError(f"table {spec.name!r} was dropped or loaded while this step was being sent")

@@ -21,6 +21,7 @@ from gnnsys.ops import BufferPool
 from gnnsys.store.capacity import check_room, memory_for_tables, parts_of_tables
 from gnnsys.store.describe import bounds_in, contribution_in, described, filler, name_in
 from gnnsys.store.incarnation import Life
+from gnnsys.store.lent_memory import Borrowed
 from gnnsys.store.message_plan import PUSH_MODES, named_array, read_plan, unknown_table
 from gnnsys.store.part_rows import PartRows
 from gnnsys.store.pull_serving import answer_small, pull_chunks
@@ -60,6 +61,7 @@ class Shard:
         self._deadlines = Deadlines()
         self._snapshots = Snapshots()
         self._buffers = BufferPool(_FREE_BUFFERS)
+        self._borrowed = Borrowed()
         self._is_closed = False
         self._orders = ThreadPoolExecutor(1, "gnnsys-orders")  # what reads and writes whole tables; starts when needed
         weakref.finalize(self, _let_go, self._deadlines, self._orders).atexit = False
@@ -201,6 +203,7 @@ class Shard:
         self._is_closed = True
         self._deadlines.close()
         self._snapshots.close()
+        self._borrowed.close()
         self._orders.shutdown(wait=False, cancel_futures=True)
         with self._lock:
             tables = list(self._tables.values())
@@ -260,6 +263,8 @@ class Shard:
         def apply() -> Any:
             number, new = contribution_in(request)
             table, remaining = self._by_number(number), request.remaining()
+            if "memory" in request.options:
+                new.items = self._borrowed.items(request, table.spec)
             with free([table]):
                 table.step(new)
             if not new.answer.done():
@@ -352,6 +357,8 @@ class Shard:
         shared = {str(p): rows.shared.address() for p, rows in table.parts.items() if rows.shared and not rows.dropped}
         steps = {"steps": table.steps, "step": table.rounds.next}
         options = {**described(table.spec), "shared": shared, **steps}
+        if "memory" in request.options:
+            options["reads_memory"] = self._borrowed.reaches(request.options["memory"])
         return Reply([table.spec.bounds_tensor], options)
 
     def _register(self, table: Table) -> Table:

@@ -22,6 +22,7 @@ from gnnsys.store.candidates import Candidate, Located, Policy, choose, locate, 
 from gnnsys.store.checks import check_ids, checked_rows, init_json, out_for
 from gnnsys.store.describe import spec_in
 from gnnsys.store.dist_tensor import DistTensor
+from gnnsys.store.lent_memory import Lender
 from gnnsys.store.machines import ORDER_SECONDS, AllMachines, Machines, reply_of
 from gnnsys.store.message_plan import PUSH_MODES, SMALL_ROWS, unknown_table
 from gnnsys.store.outbox import Outbox
@@ -75,6 +76,8 @@ class Store:
         self._lock = threading.RLock()
         self._is_closed = False
         self._buffers = BufferPool(_FREE_BUFFERS)
+        self._lender = Lender()
+        self._lenders: dict[int, Lender] = {}  # for the machine of this process, once its server says that it can read
 
     @property
     def num_parts(self) -> int:
@@ -328,8 +331,9 @@ class Store:
             raise ValueError(f"mode must be one of {list(PUSH_MODES)}, got {mode!r}")
         spec, candidates = self._known(name)
         ids, rows = checked_rows(spec, ids, rows)
-        messages = push_messages(spec, locate(ids, spec, candidates), rows, mode, self._buffers)
-        return self._outbox.send(spec, Kind.PUSH, ((self.machine_of_part[part], arrays) for part, arrays in messages))
+        runs = locate(ids, spec, candidates)
+        messages = push_messages(spec, runs, rows, mode, self.machine_of_part, self._buffers)
+        return self._outbox.send(spec, Kind.PUSH, messages)
 
     def step(
         self, name: str, ids: Tensor, grads: Tensor, optimizer: Mapping[str, Any], *, timeout: float | None = None,
@@ -348,8 +352,9 @@ class Store:
         ids, grads = checked_rows(spec, ids, grads)
         options = {"table": spec.number, "world_size": self.world_size, "optimizer": dict(optimizer)}
         options |= {"is_gradient": is_gradient, "skip": skip, "problem": problem}
-        messages = step_messages(spec, locate(ids, spec, candidates), grads, self.machine_of_part, self._buffers)
         self._look_up_steps(spec)
+        runs = locate(ids, spec, candidates)
+        messages = step_messages(spec, runs, grads, self.machine_of_part, self._buffers, self._lenders)
         return self._outbox.send(spec, Kind.STEP, messages, options, timeout)
 
     def flush(self) -> None:
@@ -367,21 +372,36 @@ class Store:
                 self._forget(name)
             self._candidates.clear()
             self._small_tables.clear()
+        self._lender.close()
         if self._local is not None:
             self._local.close()
 
     # Inside
 
     def _look_up_steps(self, spec: TableSpec) -> None:
-        """Asks the machines once which step of a table is next; from then on this process counts."""
+        """Asks the machines once which step of a table is next; from then on this process counts.
+
+        The server of this machine says also whether it reads gradients in this process's memory.
+        """
         steps = self._outbox.steps
         missing = [machine for machine in self._all_machines.numbers if (spec.number, machine) not in steps]
-        answers = [self._machines.ask(machine, Kind.DESCRIBE, (), {"name": spec.name}) for machine in missing]
+        if not missing:
+            return
+        lent = self._lender.lend(1) if self.machine in missing and not self._machines.holds(self.machine) else None
+        asked = {machine: {"memory": lent.address()} if lent and machine == self.machine else {} for machine in missing}
+        answers = [
+            self._machines.ask(machine, Kind.DESCRIBE, (), {"name": spec.name, **more})
+            for machine, more in asked.items()
+        ]
         for machine, answer in zip(missing, answers, strict=True):
             described = reply_of(answer).options
+            if described.get("reads_memory"):
+                self._lenders[machine] = self._lender
             if described["generation"] != spec.generation:
                 raise self._refused(ValueError(unknown_table(spec.number)), [spec])
             steps.setdefault((spec.number, machine), described["step"])
+        if lent is not None:
+            self._lender.take_back(lent)
 
     def _make(self, name: str, arrays: Sequence[Tensor], options: dict[str, Any]) -> list[Any]:
         self._check_open(name)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from gnnsys.comm import Client, Kind, Server, ShardLost, TrainerLost
+from gnnsys.comm.unnamed_memory import OwnerProcess
 from gnnsys.store import Life, Shard, Store, TableSpec
-from gnnsys.store.shared_rows import OwnerProcess
 from tests.store.cluster import cluster
 
 ADAGRAD = {"kind": "adagrad", "lr": 1.0, "lr_decay": 0.0, "initial": 0.0, "eps": 1e-10}

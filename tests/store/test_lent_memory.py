@@ -1,0 +1,169 @@
+"""Gradients that a rank leaves in memory: the same step to the last bit, and what is written there does no harm."""
+
+import gc
+import os
+
+import pytest
+import torch
+
+from gnnsys.comm import Kind, Request, UnnamedMemory
+from gnnsys.store import Shard, Store
+from gnnsys.store.lent_memory import Lender, StepWriter
+from gnnsys.store.push_order import Numbering
+from tests.store.cluster import cluster, random_ids, random_rows
+
+ADAM = {"kind": "adam", "lr": 0.1, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
+SGD = {"kind": "sgd", "lr": 1.0}
+ROWS, WIDTH = 3000, 16
+
+
+def _pieces() -> int:
+    """Of lent memory, that this process has mapped."""
+    gc.collect()  # stores of other tests
+    with open("/proc/self/maps") as maps:
+        return len({line.split()[4] for line in maps if "memfd:gnnsys-gradients" in line})
+
+
+def _sent(c) -> int:
+    return sum(counts["bytes_out"] for client in c.clients for counts in client.counters()["kinds"].values())
+
+
+def _train(machine_of_part, num_ranks, steps=3):
+    with cluster(machine_of_part, num_ranks) as c:
+        for store in c.stores:
+            store.create("t", 2 * ROWS, (WIDTH,), init=("uniform", -1.0, 1.0, 3))
+        before = _sent(c)
+        for turn in range(steps):
+            under_way = [
+                store.step("t", random_ids(ROWS, 2 * ROWS, seed=9 * r + turn), random_rows(ROWS, WIDTH, seed=r), ADAM)
+                for r, store in enumerate(c.stores)
+            ]
+            for step in under_way:
+                step.result()
+        return c.stores[0].tensor("t")[:], _sent(c) - before, _pieces()
+
+
+@pytest.mark.parametrize(("machine_of_part", "num_ranks"), [([0], 1), ([0], 3), ([0, 0], 2), ([0, 1], 2), ([1, 0], 3)])
+def test_gradients_in_memory_and_sent_ones_give_the_same_bits(monkeypatch, machine_of_part, num_ranks):
+    lent, sent_with_memory, _ = _train(machine_of_part, num_ranks)
+    monkeypatch.setattr("gnnsys.store.push.LEAST_BYTES", 1 << 40)
+    sent, all_sent, _ = _train(machine_of_part, num_ranks)
+    assert torch.equal(lent, sent)
+    of_gradients = 3 * num_ranks * ROWS * WIDTH * 4
+    machines = len(set(machine_of_part))
+    assert all_sent > of_gradients
+    assert sent_with_memory < (machines - 1) / machines * 1.3 * all_sent + 100_000
+
+
+def test_memory_is_used_again():
+    before = _pieces()
+    *_, after = _train([0], 2, steps=6)
+    assert after - before == 2, "one for each rank"
+
+
+def test_memory_that_was_outgrown_is_let_go_of_on_both_sides():
+    before = _pieces()
+    with cluster([0]) as c:
+        store = c.stores[0]
+        store.create("t", 100_000, (64,))
+        for count in (1000, 30_000, 100_000):
+            store.step("t", torch.arange(count), torch.ones(count, 64), SGD).result()
+        assert _pieces() - before == 1
+        assert len(c.shards[0]._borrowed._known) == 1
+        store.close()
+    assert _pieces() == before
+
+
+def test_a_server_that_cannot_read_it_is_sent_gradients(monkeypatch):
+    monkeypatch.setattr("gnnsys.store.lent_memory.UnnamedMemory.open", lambda address: None)  # as in another container
+    with cluster([0], 2) as c:
+        for store in c.stores:
+            store.create("t", ROWS, (WIDTH,))
+        steps = [store.step("t", torch.arange(ROWS), torch.ones(ROWS, WIDTH), SGD) for store in c.stores]
+        for step in steps:
+            step.result()
+        assert _sent(c) > 2 * ROWS * WIDTH * 4
+        assert torch.equal(c.stores[0].tensor("t")[:], -torch.ones(ROWS, WIDTH))
+
+
+def test_a_refused_step_leaves_its_memory_to_who_may_still_read_it():
+    with cluster([0]) as c:
+        store = c.stores[0]
+        store.create("t", ROWS, (WIDTH,))
+        with pytest.raises(ValueError, match="planted"):
+            store.step("t", torch.arange(ROWS), torch.ones(ROWS, WIDTH), SGD, problem="planted").result()
+        store.step("t", torch.arange(ROWS), torch.ones(ROWS, WIDTH), SGD).result()
+        assert torch.equal(store.tensor("t")[:], -torch.ones(ROWS, WIDTH))
+
+
+def _ask(shard: Shard, memory: object, plan: list[list[int]], table: int):
+    step = shard.table("t").rounds.next
+    options = {"table": table, "step": step, "world_size": 1, "optimizer": SGD, "memory": memory}
+    arrays, sequence = [torch.tensor(plan, dtype=torch.int64).view(-1, 4)], Numbering().next(0)  # a stream of its own
+    request = Request.local(Kind.STEP, arrays, options, timeout=30.0, sender=0, incarnation=1, sequence=sequence)
+    answer = shard.handlers()[Kind.STEP](request)
+    return answer.result(30) if hasattr(answer, "result") else answer
+
+
+@pytest.fixture
+def lent():
+    """A shard with a table of ones, memory with a step of ten rows of it, and the plan of that step."""
+    shard = Shard(0)
+    store = Store(machine_of_part=[0], local=shard)
+    store.create("t", 100, (4,), init=1.0)
+    memory = Lender().lend(1000)
+    writer = StepWriter(memory)
+    writer.add(0, torch.arange(10), (4,)).fill_(1.0)
+    yield shard, memory, writer.plan().tolist(), store
+    shard.close()
+
+
+HARM = [
+    ("a plan beyond its end", lambda a, p: (a, [[0, 10, 1 << 40, 128]])),
+    ("gradients beyond its end", lambda a, p: (a, [[0, 10, 0, 1 << 62]])),
+    ("more rows than it holds", lambda a, p: (a, [[0, 1 << 60, 0, 128]])),
+    ("fewer than none", lambda a, p: (a, [[0, -1, 0, 128]])),
+    ("before its beginning", lambda a, p: (a, [[0, 10, -64, 128]])),
+    ("between two numbers", lambda a, p: (a, [[0, 10, 4, 128]])),
+    ("another token", lambda a, p: ({**a, "token": 1}, p)),
+    ("another descriptor", lambda a, p: ({**a, "fd": 0}, p)),
+    ("no process", lambda a, p: ({**a, "pid": 1 << 40}, p)),
+    ("a negative process", lambda a, p: ({**a, "pid": -1}, p)),
+    ("a text", lambda a, p: ({**a, "pid": "self"}, p)),
+    ("no address", lambda a, p: (True, p)),
+    ("nothing", lambda a, p: (None, p)),
+    ("a part of elsewhere", lambda a, p: (a, [[1, *p[0][1:]]])),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("harm", [pytest.param(harm, id=name) for name, harm in HARM])
+def test_what_a_message_says_of_memory_is_checked(lent, harm):
+    shard, owned, good, store = lent
+    bad = harm(owned.address(), good)
+    with pytest.raises(ValueError, match=r"malformed request|cannot be reached|not served here"):
+        _ask(shard, *bad, store.spec("t").number)
+    assert torch.equal(store.tensor("t")[:], torch.ones(100, 4))
+    _ask(shard, owned.address(), good, store.spec("t").number)
+    assert torch.equal(store.tensor("t")[:10], torch.zeros(10, 4))
+
+
+def test_row_numbers_are_checked_as_they_are_used(lent):
+    shard, owned, good, store = lent
+    ids = owned.view(torch.int64, good[0][2], 10)
+    ids[3] = 100
+    with pytest.raises(ValueError, match="has 100 rows"):
+        _ask(shard, owned.address(), good, store.spec("t").number)
+    ids[3] = 3
+    options = {"memory": owned.address()}
+    request = Request.local(Kind.STEP, [torch.tensor(good)], options, timeout=30.0, sender=0, incarnation=1)
+    ((_, taken, _),) = shard._borrowed.items(request, store.spec("t"))
+    ids.fill_(1 << 40)
+    assert torch.equal(taken, torch.arange(10)), "a copy: what is written later is not what is used"
+
+
+def test_memory_cannot_shrink_while_it_is_read(lent):
+    *_, owned, _, _ = lent
+    with pytest.raises(PermissionError):
+        os.ftruncate(owned.address()["fd"], 64)
+    opened = UnnamedMemory.open(owned.address())
+    assert opened.num_bytes == owned.num_bytes
