@@ -20,6 +20,7 @@ from gnnsys.comm.sealing import SealedChannel
 from gnnsys.comm.sockets import SharedSocket, WakeUp
 
 _POLL_SECONDS = 3600.0  # at a time: poll() takes no number of milliseconds that is too large
+_CHECK_SECONDS = 0.001  # for the client's thread to see that nobody leads
 _LEAVE_SECONDS = 1.0  # for a leader to let go of a socket that is to be closed
 
 
@@ -54,7 +55,7 @@ class LedSocket(SharedSocket):
         `is_there()` true from another thread calls `leader_wake_up.wake()` afterwards. Where the socket is still `hot`
         when this returns, more may have come, and the descriptor does not say so.
         """
-        if not self._lead.acquire(blocking=False):
+        if not self._lead.acquire(blocking=False) and (self.is_led or not self._lead.acquire(timeout=_CHECK_SECONDS)):
             return
         wake_up = self.leader_wake_up
         try:

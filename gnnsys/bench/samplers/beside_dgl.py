@@ -38,6 +38,7 @@ from gnnsys.sampling import NeighborSampler as Uniform
 
 TARGET = 2.0
 Call = Callable[[], Any]
+Maker = Callable[[], Call]  # of DGL's side, which is not made where there is no DGL
 
 
 class Contest:
@@ -88,39 +89,49 @@ class Contest:
         return call
 
 
-def _labor(rounds: int) -> Callable[[Contest], tuple[Call, Call]]:
-    def sides(c: Contest) -> tuple[Call, Call]:
-        import dgl
+MakeSides = Callable[[Contest], tuple[Call, Maker]]
 
+
+def _labor(rounds: int) -> MakeSides:
+    def sides(c: Contest) -> tuple[Call, Maker]:
         ours = LaborSampler(c.graph, c.fanouts, importance_sampling=rounds, normalize=rounds > 0, expand="frontier")
-        theirs = dgl.dataloading.LaborSampler(c.fanouts[::-1], importance_sampling=rounds)
-        return c.around(ours), lambda: theirs.sample_blocks(c.theirs, c.seeds())
+
+        def theirs() -> Call:
+            import dgl
+
+            sampler = dgl.dataloading.LaborSampler(c.fanouts[::-1], importance_sampling=rounds)
+            return lambda: sampler.sample_blocks(c.theirs, c.seeds())
+
+        return c.around(ours), theirs
 
     return sides
 
 
-def _walks(c: Contest) -> tuple[Call, Call]:
-    import dgl
-
+def _walks(c: Contest) -> tuple[Call, Maker]:
     numbers = count()
-    return (
-        lambda: random_walks(c.graph, c.seeds().repeat_interleave(10), 10, key=next(numbers)),
-        lambda: dgl.sampling.random_walk(c.flipped, c.seeds().repeat_interleave(10), length=10),
-    )
 
-
-def _pinsage(c: Contest) -> tuple[Call, Call]:
-    import dgl
-
-    ours = PinSAGESampler(c.graph, [10], num_walks=20, length=3, restart_prob=0.5)
-    theirs = dgl.sampling.RandomWalkNeighborSampler(c.flipped, 3, 0.5, 20, 10)
-    return c.around(ours), lambda: theirs(c.seeds())
-
-
-def _saint(mode: str) -> Callable[[Contest], tuple[Call, Call]]:
-    def sides(c: Contest) -> tuple[Call, Call]:
+    def theirs() -> Call:
         import dgl
 
+        return lambda: dgl.sampling.random_walk(c.flipped, c.seeds().repeat_interleave(10), length=10)
+
+    return lambda: random_walks(c.graph, c.seeds().repeat_interleave(10), 10, key=next(numbers)), theirs
+
+
+def _pinsage(c: Contest) -> tuple[Call, Maker]:
+    ours = PinSAGESampler(c.graph, [10], num_walks=20, length=3, restart_prob=0.5)
+
+    def theirs() -> Call:
+        import dgl
+
+        sampler = dgl.sampling.RandomWalkNeighborSampler(c.flipped, 3, 0.5, 20, 10)
+        return lambda: sampler(c.seeds())
+
+    return c.around(ours), theirs
+
+
+def _saint(mode: str) -> MakeSides:
+    def sides(c: Contest) -> tuple[Call, Maker]:
         size = c.subgraph_size
         options: dict[str, Any] = {"num_subgraphs": 1, "coverage": 0}
         budget: Any = size
@@ -132,47 +143,61 @@ def _saint(mode: str) -> Callable[[Contest], tuple[Call, Call]]:
         else:
             budget = size // 2
             ours = SaintEdgeSampler(c.graph, budget, **options)
-        theirs = dgl.dataloading.SAINTSampler(mode, budget)
-        return c.of_inputs(ours, 1), lambda: theirs.sample(c.flipped, None)
+
+        def theirs() -> Call:
+            import dgl
+
+            sampler = dgl.dataloading.SAINTSampler(mode, budget)
+            return lambda: sampler.sample(c.flipped, None)
+
+        return c.of_inputs(ours, 1), theirs
 
     return sides
 
 
-def _cluster(c: Contest) -> tuple[Call, Call]:
-    import dgl
-
+def _cluster(c: Contest) -> tuple[Call, Maker]:
     num_inputs = max(1, c.clusters.num_clusters // 20)
-    theirs = dgl.dataloading.ClusterGCNSampler.__new__(dgl.dataloading.ClusterGCNSampler)  # with our clusters
-    of = c.clusters.cluster[NODE]
-    theirs.partition_node_ids = torch.argsort(of, stable=True)
-    sizes = torch.bincount(of, minlength=c.clusters.num_clusters)
-    theirs.partition_offset = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
-    theirs.prefetch_ndata, theirs.prefetch_edata, theirs.output_device = [], [], None
-    numbers = count()
 
-    def their_batch() -> Any:
-        generator = torch.Generator().manual_seed(next(numbers))
-        return theirs.sample(c.theirs, torch.randperm(c.clusters.num_clusters, generator=generator)[:num_inputs])
+    def theirs() -> Call:
+        import dgl
 
-    return c.of_inputs(ClusterSampler(c.graph, c.clusters), num_inputs), their_batch
+        sampler = dgl.dataloading.ClusterGCNSampler.__new__(dgl.dataloading.ClusterGCNSampler)  # with our clusters
+        of = c.clusters.cluster[NODE]
+        sampler.partition_node_ids = torch.argsort(of, stable=True)
+        sizes = torch.bincount(of, minlength=c.clusters.num_clusters)
+        sampler.partition_offset = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+        sampler.prefetch_ndata, sampler.prefetch_edata, sampler.output_device = [], [], None
+        numbers = count()
+
+        def batch() -> Any:
+            generator = torch.Generator().manual_seed(next(numbers))
+            return sampler.sample(c.theirs, torch.randperm(c.clusters.num_clusters, generator=generator)[:num_inputs])
+
+        return batch
+
+    return c.of_inputs(ClusterSampler(c.graph, c.clusters), num_inputs), theirs
 
 
-def _shadow(c: Contest) -> tuple[Call, Call]:
-    import dgl
-
+def _shadow(c: Contest) -> tuple[Call, Maker]:
     fanouts = c.fanouts[1:]
     ours = ShadowSampler(c.graph, fanouts, disjoint=False, expand="frontier")
-    theirs = dgl.dataloading.ShaDowKHopSampler(fanouts[::-1])
-    return c.around(ours), lambda: theirs.sample(c.theirs, c.seeds())
+
+    def theirs() -> Call:
+        import dgl
+
+        sampler = dgl.dataloading.ShaDowKHopSampler(fanouts[::-1])
+        return lambda: sampler.sample(c.theirs, c.seeds())
+
+    return c.around(ours), theirs
 
 
-def _induced(c: Contest) -> tuple[Call, Call]:
+def _induced(c: Contest) -> tuple[Call, Maker]:
     """Edges among the nodes of a sample of two hops, found before."""
     sample = Uniform(c.graph, c.fanouts[1:]).sample({NODE: c.seeds()}, key=SampleKey())
-    return lambda: induced(sample, c.graph), lambda: c.theirs.subgraph(sample.node[NODE])
+    return lambda: induced(sample, c.graph), lambda: lambda: c.theirs.subgraph(sample.node[NODE])
 
 
-CONTESTS: dict[str, Callable[[Contest], tuple[Call, Call]]] = {
+CONTESTS: dict[str, MakeSides] = {
     "labor-0": _labor(0),
     "labor-1": _labor(1),
     "walks": _walks,
@@ -189,11 +214,8 @@ CONTESTS: dict[str, Callable[[Contest], tuple[Call, Call]]] = {
 def beside_dgl(work: Workload) -> Iterator[Case]:
     for name, make in CONTESTS.items():
 
-        def sides(make: Callable[[Contest], tuple[Call, Call]] = make, name: str = name) -> dict[str, Side]:
-            contest = work.once("samplers/contest", lambda: Contest(work))
-            if peers.missing("dgl"):
-                raise RuntimeError("no dgl")
-            ours, theirs = make(contest)
-            return {OURS: Side(ours), "dgl": of_peer(lambda: theirs)}
+        def sides(make: MakeSides = make) -> dict[str, Side]:
+            ours, theirs = make(work.once("samplers/contest", lambda: Contest(work)))
+            return {OURS: Side(ours)} | ({} if peers.missing("dgl") else {"dgl": of_peer(theirs)})
 
         yield Case(f"dgl/{name}", milliseconds(), sides, (Versus(("dgl",), TARGET),), missing=peers.missing("dgl"))
