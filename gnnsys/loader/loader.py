@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -14,9 +15,18 @@ from gnnsys.loader.default_threads import LoadingWork, default_fetch_threads, de
 from gnnsys.loader.device_copy import DeviceCopy, resolve, sampled_on
 from gnnsys.loader.fetch import Fetch, Names
 from gnnsys.loader.identity import NAME as MADE_OF
-from gnnsys.loader.identity import Identity
+from gnnsys.loader.identity import Identity, checksum
 from gnnsys.loader.layout import StageLayout, check_user_stages
 from gnnsys.loader.options import PipelineOptions
+from gnnsys.loader.planned import (
+    AUTO,
+    PlannedExecution,
+    Visits,
+    WayLoader,
+    check_made_for,
+    hardware,
+    make_plan,
+)
 from gnnsys.loader.reserved import check_names_free
 from gnnsys.loader.row_cache import keeper_of
 from gnnsys.loader.sampled import Compact, Inputs, Sampled
@@ -24,6 +34,8 @@ from gnnsys.loader.schedule import Schedule, Ticket, shuffled
 from gnnsys.observe import BatchTrace, Trace
 from gnnsys.ops import BufferPool
 from gnnsys.pipeline import OfThisProcess, Pipeline, Scope, Stage, StageCounters
+from gnnsys.planning.execution import ExecutionPlan, Way
+from gnnsys.planning.execution.propose import is_given
 from gnnsys.sampling import DistGraph, Sampler, SubgraphSampler, loader_context
 from gnnsys.seeds import Leftover, Ranks
 from gnnsys.store import MemoryBudget, RowBuffers
@@ -121,6 +133,36 @@ class Loader:
         self._ending: int | None = None  # the epoch whose batches are all given, until its iterator has said so
         self._is_resuming = False
         self._iteration = 0
+        self._execution: PlannedExecution | None = None
+
+    def _plan_execution(
+        self, execution: str | ExecutionPlan, make: Callable[[Way], Loader], visits: Visits | None
+    ) -> None:
+        """Has batches made by a plan, or by the best that is possible. `make` makes a loader that goes another way."""
+        target = None if self._device.type == "cpu" else self._device
+        made_for = {"loader": checksum(repr(self._identity.state()), *self._schedule.state().values())}
+        made_for |= hardware(target)
+        if isinstance(execution, ExecutionPlan):
+            check_made_for(execution, made_for)
+            plan = execution
+        elif execution == AUTO:
+            plan = make_plan(self.graph, target, visits, made_for)
+        else:
+            raise ValueError(f'execution must be None, "{AUTO}" or an ExecutionPlan, got {execution!r}')
+        me = weakref.ref(self)  # what carries out the plan must not keep the loader alive
+
+        def loader_of(way: Way) -> WayLoader:
+            if is_given(way):
+                return WayLoader(lambda position: cast(Loader, me())._pipeline_at(position), lambda: None)
+            loader = make(way)
+            return WayLoader(loader._pipeline_at, loader.close)
+
+        self._execution = PlannedExecution(plan, loader_of, target)
+
+    @property
+    def plan(self) -> ExecutionPlan | None:
+        """By which batches are made; None without `execution`."""
+        return None if self._execution is None else self._execution.plan
 
     def _make_stages(self, sample: Callable[[Ticket, torch.Tensor], Sampled], device: Any) -> list[Stage]:
         # These must not refer to the loader: threads hold the stages, and would keep it alive.
@@ -183,9 +225,10 @@ class Loader:
             self._ending = None
             return iter(())
         self._ending = None
-        return self._epoch(self._iteration, self._pipeline_at(self._position))
+        at, planned = self._position, self._execution
+        return self._epoch(self._iteration, self._pipeline_at(at) if planned is None else planned.at(at))
 
-    def _epoch(self, iteration: int, pipeline: Pipeline) -> Iterator[Batch]:
+    def _epoch(self, iteration: int, pipeline: Iterator[Batch]) -> Iterator[Batch]:
         epoch, end = self.epoch, self._schedule.first(self.epoch + 1)
         loop = BatchLoop()
         try:
@@ -258,7 +301,8 @@ class Loader:
         left = leftover.state() if leftover is not None and leftover.epoch == at.epoch else None
         state = {**at._asdict(), **self._ranks.state(), **self._schedule.state(), "leftover": left}
         learned = {} if self._sampler is None else self._sampler.state_dict()
-        return {**state, MADE_OF: self._identity.state(), **({"sampler": learned} if learned else {})}
+        state |= {MADE_OF: self._identity.state(), **({"sampler": learned} if learned else {})}
+        return state if self._execution is None else {**state, "execution": self._execution.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Makes the next `iter` go on where `state` was taken: with the rest of that epoch, none behind its last batch.
@@ -273,6 +317,8 @@ class Loader:
         self._identity.check(state)
         ticket, leftover = Ticket(int(state["epoch"]), int(state["batch"])), self._ranks.leftover_of(state)
         self._load_sampler([state], ticket)
+        if self._execution is not None and "execution" in state:
+            self._execution.load_state_dict(state["execution"])
         self._go_to(ticket, leftover)
 
     def load_state_dicts(self, states: Sequence[dict[str, Any]]) -> None:
@@ -337,6 +383,8 @@ class Loader:
 
         What `fetch` counts itself (bytes and rows, by where they came from) is counted since the loader was made.
         """
+        if self._execution is not None:
+            return self._execution.counters()
         return {} if self._pipeline is None else self._pipeline.counters()
 
     def trace(self) -> list[BatchTrace]:
@@ -348,6 +396,8 @@ class Loader:
 
         When it returns, nothing of the graph is read any more, by a device neither: rows may change from here on.
         """
+        if self._execution is not None:
+            self._execution.close()
         if self._pipeline is not None:
             self._pipeline.close()
         if self._copy is not None:
@@ -357,7 +407,8 @@ class Loader:
     def __repr__(self) -> str:
         threads = f"{self.num_threads or 'no'} loading thread{'' if self.num_threads == 1 else 's'}"
         batches = f"{len(self)} batches per epoch, {threads}, batches on {self._device}"
-        return f"{type(self).__name__}({self._num_inputs:,} inputs, {batches})"
+        planned = "" if self.plan is None else f", {self.plan!r}"
+        return f"{type(self).__name__}({self._num_inputs:,} inputs, {batches}{planned})"
 
 
 def _reads_bus(graph: Graph | DistGraph) -> bool:

@@ -19,14 +19,18 @@ from gnnsys.loader.loader_guide import LoaderGuide, check_guide
 from gnnsys.loader.node_inputs import NodeInputs
 from gnnsys.loader.options import PipelineOptions
 from gnnsys.loader.padding import Padding, PadSizes, as_pad_sizes
+from gnnsys.loader.planned import placed_graph
 from gnnsys.loader.reserved import node_names
 from gnnsys.loader.row_cache import fill_caches
 from gnnsys.loader.sample_stages import SampleFunction, check_node_sampler, make_sample_stage
 from gnnsys.loader.sampling_options import DrawOptions, check_can_pad, check_typed
 from gnnsys.loader.schedule import Schedule
 from gnnsys.pipeline import Stage
+from gnnsys.planning.execution import ExecutionPlan, Way
 from gnnsys.sampling import DistGraph, EdgeFilter, NeighborSampler, Sampler, batch_visits
 from gnnsys.seeds import InputIds, InputNodes
+
+_OF_THIS_ONE = ("self", "graph", "execution", "__class__")  # arguments that a loader which goes another way has not
 
 
 class NeighborLoader(Loader):
@@ -49,6 +53,10 @@ class NeighborLoader(Loader):
 
     `pad`: batches are padded to a few sizes, so that a step can be captured once per size (`gnnsys.cuda.capture`).
     Results for the seeds stay the same. `batch.seed_mask` tells seeds from padding; see `PadSizes` and docs/gpu.md.
+
+    `execution="auto"` tries where the graph is best kept for a GPU, or how many cores should load on the host, during
+    the first batches of training, and goes on with what was fastest: `loader.plan`, docs/planning.md. The batches are
+    the same.
 
     >>> loader = NeighborLoader(graph, [15, 10], input_nodes=train_ids, batch_size=1024, shuffle=True)
     >>> for batch in loader:
@@ -86,8 +94,12 @@ class NeighborLoader(Loader):
         device: torch.device | str | None = None,
         across_epochs: bool = True,
         pad: bool | PadSizes = False,
+        execution: str | ExecutionPlan | None = None,
     ) -> None:
+        given = {name: value for name, value in locals().items() if name not in _OF_THIS_ONE}
         check_ours(graph)
+        if execution is not None and pad:
+            raise ValueError("sizes that batches are padded to are found by one way: leave execution or pad away")
         sizes = as_pad_sizes(pad)
         if sizes is not None:
             check_can_pad(sampler or guide, subgraph_type, expand)
@@ -121,8 +133,9 @@ class NeighborLoader(Loader):
         chosen: Any = sampler if made is None else made
         check_node_sampler(chosen, graph, inputs)
         can_foresee = made is not None and isinstance(inputs.ids, InputIds) and len(inputs) > 0  # which rows are read
-        if can_foresee and isinstance(graph, DistGraph) and target is not None:
-            fill_caches(graph, target, _Visits(made, num_neighbors, inputs, batch_size), fetch)
+        visits = _Visits(made, num_neighbors, inputs, batch_size) if can_foresee else None
+        if visits is not None and isinstance(graph, DistGraph) and target is not None:
+            fill_caches(graph, target, visits, fetch)
         sample = make_sample_stage(graph, chosen, inputs, subgraph_type, seed, where)
         is_ours = guide is None and sampler is None
         name, drawn = "a user's own", {}
@@ -156,6 +169,18 @@ class NeighborLoader(Loader):
         )
         if guide is not None:
             guide.watch(self._fetch.counts, self._identity.state)
+        if execution is not None:
+            self._plan_execution(execution, _other_ways(graph, given, target, visits), visits)
+
+
+def _other_ways(graph: Graph | DistGraph, given: dict[str, Any], target: torch.device | None, visits: Any) -> Any:
+    """What makes a loader of the same batches that goes another way."""
+
+    def make(way: Way) -> NeighborLoader:
+        options = given if way.loading_threads is None else {**given, "num_threads": way.loading_threads}
+        return NeighborLoader(placed_graph(graph, way, target, visits), **options)
+
+    return make
 
 
 class _Visits:

@@ -1,0 +1,134 @@
+"""A plan: the ways that are possible, what was predicted and measured of each, and which one was chosen and why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gnnsys.planning.execution.trial import Trial
+from gnnsys.planning.execution.way import PLACES, Way
+
+_VERSION = 1
+
+
+class ExecutionPlan:
+    """`ways[0]` is what is done without a plan. `chosen` is None until the trial is over.
+
+    `passed_over` are ways that were not tried, with the reason. `made_for` says what the plan is for: a plan of other
+    hardware or another loader is refused.
+    """
+
+    def __init__(
+        self,
+        ways: Sequence[Way],
+        *,
+        made_for: Mapping[str, Any] | None = None,
+        passed_over: Mapping[str, str] | None = None,
+        chosen: int | None = None,
+        reason: str = "",
+    ) -> None:
+        if not ways:
+            raise ValueError("a plan needs a way, at least")
+        if chosen is not None and not 0 <= chosen < len(ways):
+            raise ValueError(f"the plan has ways 0 to {len(ways) - 1}, chosen is {chosen}")
+        self.ways = tuple(ways)
+        self.made_for = dict(made_for or {})
+        self.passed_over = dict(passed_over or {})
+        self.trial = Trial(len(self.ways))
+        self.chosen = chosen
+        self.reason = reason
+        if chosen is None and len(self.ways) == 1:
+            self.chosen, self.reason = 0, "there is no other way"
+
+    @property
+    def way(self) -> Way | None:
+        """The way that was chosen."""
+        return None if self.chosen is None else self.ways[self.chosen]
+
+    def choose(self) -> Way:
+        """Ends the trial."""
+        self.chosen = self.trial.best()
+        times = {way: median for way in range(len(self.ways)) if (median := self.trial.median(way)) is not None}
+        if not times:
+            self.reason = "nothing was measured"
+        elif self.chosen == 0 and len(times) > 1:
+            others = min(seconds for way, seconds in times.items() if way != 0)
+            self.reason = f"no other way is faster: the best of them takes {others / times[0]:.2f} of its time"
+        elif self.chosen == 0:
+            self.reason = "no other way can be gone"
+        elif 0 in times:
+            self.reason = f"{times[0] / times[self.chosen]:.2f} times as fast as without a plan"
+        else:
+            self.reason = "the fastest that can be gone"
+        return self.ways[self.chosen]
+
+    def report(self) -> str:
+        """Every way, predicted and measured, and why one was chosen."""
+        lines = []
+        for number, way in enumerate(self.ways):
+            mark = "*" if number == self.chosen else " "
+            lines.append(f"{mark} {way.name}: {PLACES[way.place]}; {self._told(number)}")
+        lines += [f"  {name}: not tried, {why}" for name, why in self.passed_over.items()]
+        lines.append(self._verdict())
+        return "\n".join(lines)
+
+    def _told(self, number: int) -> str:
+        way, told = self.ways[number], []
+        if way.predicted is not None:
+            told.append(f"loading predicted {1000 * way.predicted:.1f} ms a batch")
+        if number in self.trial.refused:
+            told.append(f"not possible: {self.trial.refused[number]}")
+        median = self.trial.median(number)
+        if median is not None:
+            told.append(f"measured {1000 * median:.1f} ms a batch, loading and training")
+        return ", ".join(told) or "not measured"
+
+    def _verdict(self) -> str:
+        if self.chosen is None:
+            done = sum(map(len, self.trial.seconds.values()))
+            return f"trying: {done} batches were measured, {self.trial.num_batches} batches are the whole trial"
+        return f"chosen: {self.ways[self.chosen].name}, {self.reason}"
+
+    def to_json(self) -> dict[str, Any]:
+        """What `from_json` takes, and what was measured."""
+        return {
+            "version": _VERSION,
+            "ways": [way.to_json() for way in self.ways],
+            "made_for": self.made_for,
+            "passed_over": self.passed_over,
+            "chosen": self.chosen,
+            "reason": self.reason,
+            "seconds": {str(way): seconds for way, seconds in self.trial.seconds.items()},
+            "refused": {str(way): reason for way, reason in self.trial.refused.items()},
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> ExecutionPlan:
+        """ValueError for what is no plan, or one of another version."""
+        if value.get("version") != _VERSION:
+            raise ValueError(f"this is a plan of version {value.get('version')}, version {_VERSION} is read here")
+        try:
+            ways = [Way.from_json(way) for way in value["ways"]]
+            plan = cls(
+                ways, made_for=value["made_for"], passed_over=value["passed_over"], chosen=value["chosen"],
+                reason=value["reason"],
+            )  # fmt: skip
+            plan.trial.seconds = {int(way): list(seconds) for way, seconds in value["seconds"].items()}
+            plan.trial.refused = {int(way): str(reason) for way, reason in value["refused"].items()}
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"this is no plan: {error!r}") from error
+        return plan
+
+    def save(self, path: str) -> None:
+        """As JSON, for `ExecutionPlan.load`."""
+        with open(path, "w") as file:
+            json.dump(self.to_json(), file, indent=2)
+
+    @classmethod
+    def load(cls, path: str) -> ExecutionPlan:
+        with open(path) as file:
+            return cls.from_json(json.load(file))
+
+    def __repr__(self) -> str:
+        return f"ExecutionPlan({len(self.ways)} ways, {self._verdict()})"

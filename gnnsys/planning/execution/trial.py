@@ -1,0 +1,80 @@
+"""Ways in turn, over the first batches of training: which one makes a batch, and what each takes.
+
+Which way makes a batch depends on its number alone, so two runs of one plan do the same. Turns are short and every way
+has several, so that whatever else the machine does meets all of them.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, field
+
+WARM = 5  # batches at the beginning of a turn that are not measured: they fill the pipeline
+MEASURED = 8
+ROUNDS = 3
+_BETTER = 0.98  # of the time of the first way, to be worth leaving it
+
+
+@dataclass
+class Trial:
+    """`seconds[w]`: what a batch took in each turn of way w. The first way is what is done without a plan.
+
+    >>> trial = Trial(2, warm=1, measured=2, rounds=1)
+    >>> [trial.way_of(number) for number in range(trial.num_batches)]
+    [0, 0, 0, 1, 1, 1]
+    """
+
+    num_ways: int
+    warm: int = WARM
+    measured: int = MEASURED
+    rounds: int = ROUNDS
+    seconds: dict[int, list[float]] = field(default_factory=dict)
+    refused: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def turn(self) -> int:
+        """Batches of a turn."""
+        return self.warm + self.measured
+
+    @property
+    def num_batches(self) -> int:
+        """Of the whole trial."""
+        return self.turn * self.num_ways * self.rounds
+
+    def way_of(self, number: int) -> int:
+        """The way that makes batch `number`, counted from the beginning of the trial."""
+        return number // self.turn % self.num_ways
+
+    def is_first(self, number: int) -> bool:
+        """Whether a turn begins with this batch."""
+        return number % self.turn == 0
+
+    def is_last(self, number: int) -> bool:
+        return number % self.turn == self.turn - 1
+
+    def counts(self, number: int) -> bool:
+        """Whether what this batch takes is measured."""
+        return number % self.turn >= self.warm
+
+    def add(self, way: int, seconds: float) -> None:
+        """What a batch took, in a turn of a way."""
+        self.seconds.setdefault(way, []).append(seconds)
+
+    def refuse(self, way: int, reason: str) -> None:
+        """Says that a way cannot be gone."""
+        self.refused[way] = reason
+
+    def median(self, way: int) -> float | None:
+        """Seconds a batch takes; None where it was not measured, or cannot be gone."""
+        if way in self.refused or not self.seconds.get(way):
+            return None
+        return statistics.median(self.seconds[way])
+
+    def best(self) -> int:
+        """The fastest way; the first one, where none is faster by more than noise."""
+        medians = {way: median for way in range(self.num_ways) if (median := self.median(way)) is not None}
+        if not medians:
+            return 0
+        fastest = min(medians, key=lambda way: medians[way])
+        first = medians.get(0)
+        return 0 if first is not None and medians[fastest] > _BETTER * first else fastest

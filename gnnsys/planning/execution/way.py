@@ -1,0 +1,50 @@
+"""A way to make batches: where the graph lies, and how many threads load and compute."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+GIVEN = "as given"
+DEVICE, PINNED, CACHED = "device", "pinned", "cached"
+PLACES = {
+    GIVEN: "the graph stays where it is",
+    DEVICE: "structure and rows are copied to the device, which samples and gathers there",
+    PINNED: "structure and rows are copied to pinned host memory, which the device reads over the bus",
+    CACHED: "the same, and the device keeps the rows that batches will ask for most",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """`place` is one of `PLACES`. `loading_threads`: None is the loader's own choice; `compute_threads`: torch's, None
+    where they are left as they are. `device_bytes` and `host_bytes` are what it takes beyond what there is already;
+    `predicted` are seconds a batch takes to load, None where nothing is known."""
+
+    place: str = GIVEN
+    loading_threads: int | None = None
+    compute_threads: int | None = None
+    device_bytes: int = 0
+    host_bytes: int = 0
+    predicted: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.place not in PLACES:
+            raise ValueError(f"a way's place is one of {', '.join(PLACES)}, got {self.place!r}")
+
+    @property
+    def name(self) -> str:
+        counts = {"loading": self.loading_threads, "computing": self.compute_threads}
+        threads = [f"{count} {what}" for what, count in counts.items() if count is not None]
+        return self.place + (f", threads: {', '.join(threads)}" if threads else "")
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Way:
+        unknown = set(value) - {field.name for field in fields(cls)}
+        if unknown:
+            raise ValueError(f"a way has no {', '.join(sorted(unknown))}")
+        return cls(**value)

@@ -1,0 +1,43 @@
+"""Ways in turn: which batch is whose, what counts, and which way is the best."""
+
+import pytest
+
+from gnnsys.planning import Trial
+
+
+@pytest.mark.parametrize("num_ways", [1, 2, 4])
+def test_every_way_has_as_many_turns_and_measured_batches(num_ways: int):
+    trial = Trial(num_ways)
+    numbers = range(trial.num_batches)
+    for way in range(num_ways):
+        mine = [n for n in numbers if trial.way_of(n) == way]
+        assert sum(map(trial.is_first, mine)) == sum(map(trial.is_last, mine)) == trial.rounds
+        assert sum(map(trial.counts, mine)) == trial.rounds * trial.measured
+    turns = [trial.way_of(n) for n in numbers if trial.is_first(n)]
+    assert turns == [*range(num_ways)] * trial.rounds, "interleaved"
+
+
+def test_the_fastest_stays_by_its_median():
+    trial = Trial(3)
+    for way, seconds in enumerate(([3.0, 3.1, 2.9], [2.0, 2.1, 9.0], [2.5, 2.4, 2.6])):
+        for second in seconds:
+            trial.add(way, second)
+    assert trial.best() == 1 and trial.median(1) == 2.1
+
+
+def test_what_is_done_without_a_plan_is_left_only_for_more_than_noise():
+    trial = Trial(2)
+    trial.add(0, 1.00)
+    trial.add(1, 0.99)
+    assert trial.best() == 0
+    trial.seconds[1] = [0.97]
+    assert trial.best() == 1
+
+
+def test_ways_that_cannot_be_gone_are_not_chosen():
+    trial = Trial(3)
+    trial.add(0, 2.0)
+    trial.add(1, 1.0)
+    trial.refuse(1, "out of memory")
+    assert trial.best() == 0 and trial.median(1) is None and trial.median(2) is None
+    assert Trial(3).best() == 0, "nothing was measured"
