@@ -18,7 +18,10 @@ from gnnsys.bench.measure import RoundLimits, measure
 from gnnsys.bench.report import Report
 from gnnsys.bench.workload import FULL, QUICK, Workload
 
-SUITES = ("ops", "loader", "partition", "store", "pipeline", "dist", "fullgraph", "gpu", "samplers", "links", "typed")
+SUITES = (
+    "ops", "loader", "partition", "store", "pipeline", "dist", "fullgraph", "gpu", "samplers", "links", "typed",
+    "execution",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

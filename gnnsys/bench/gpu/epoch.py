@@ -207,8 +207,11 @@ def _on_device(work: Workload) -> dict[str, Any]:
 class DeviceModel:
     """A model with its optimizer on the device; a step per batch, on our layers or PyG's."""
 
-    def __init__(self, work: Workload, model: nn.Module, capturable: bool = False, rows: Tensor | None = None) -> None:
-        self._device = device(work)
+    def __init__(
+        self, work: Workload, model: nn.Module, capturable: bool = False, rows: Tensor | None = None,
+        on: torch.device | None = None,
+    ) -> None:  # fmt: skip
+        self._device = device(work) if on is None else on
         self._rows = rows  # of all nodes, where batches have none
         self._model = model.to(self._device)
         fused = self._device.type == "cuda"  # as our examples have it, for all sides

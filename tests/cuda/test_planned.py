@@ -1,0 +1,97 @@
+"""Plans on a GPU: every way makes the same batches, what fits is tried, and memory of the others is given back."""
+
+import gc
+
+import pytest
+import torch
+
+import gnnsys
+from gnnsys.graph import NODE, sbm
+from gnnsys.planning import ExecutionPlan
+from gnnsys.planning.execution.way import CACHED, DEVICE, GIVEN, PINNED
+from gnnsys.store import MemoryBudget
+from gnnsys.store.memory_budget import limited
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+GRAPH = sbm(20_000, avg_degree=10, num_features=64)
+
+
+def _loader(graph=GRAPH, **options):
+    return gnnsys.NeighborLoader(
+        graph, [5, 4], input_nodes=torch.arange(8000), batch_size=64, shuffle=True, device="cuda", **options
+    )
+
+
+def _told(batch):
+    return [t.cpu() for t in (batch.x, batch.edge_index, batch.n_id, batch.e_id, batch.y)]
+
+
+def _are_the_same(loader, plain):
+    for ours, theirs in zip(loader, plain, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(_told(ours), _told(theirs), strict=True))
+
+
+def test_a_graph_that_fits_is_tried_on_the_device_and_batches_stay_the_same():
+    loader = _loader(execution="auto")
+    assert [way.place for way in loader.plan.ways] == [GIVEN, DEVICE]
+    assert all(way.predicted > 0 for way in loader.plan.ways)
+    _are_the_same(loader, _loader())
+    assert loader.plan.chosen is not None and len(loader.plan.trial.seconds) == 2, loader.plan.report()
+    _are_the_same(loader, _second_epoch())
+
+
+def _second_epoch():
+    plain = _loader()
+    for _ in plain:
+        pass
+    return plain
+
+
+def test_a_graph_that_does_not_fit_is_tried_in_pinned_memory_with_and_without_a_cache():
+    rows = GRAPH.node_data[NODE]["x"].nbytes
+    with limited("cuda", 3 * rows // 2):
+        loader = _loader(execution="auto")
+        assert [way.place for way in loader.plan.ways] == [GIVEN, PINNED, CACHED], loader.plan.report()
+        _are_the_same(loader, _loader())
+        assert loader.plan.chosen is not None and not loader.plan.trial.refused, loader.plan.report()
+
+
+@pytest.mark.parametrize("place", [GIVEN, PINNED, CACHED])
+def test_every_way_by_hand_makes_the_same_batches(place):
+    rows = GRAPH.node_data[NODE]["x"].nbytes
+    with limited("cuda", 3 * rows // 2):
+        plan = _loader(execution="auto").plan
+        chosen = [way.place for way in plan.ways].index(place)
+        _are_the_same(_loader(execution=ExecutionPlan(plan.ways, made_for=plan.made_for, chosen=chosen)), _loader())
+
+
+def test_the_cache_of_a_way_that_was_not_chosen_is_given_back():
+    rows = GRAPH.node_data[NODE]["x"].nbytes
+    with limited("cuda", 3 * rows // 2):
+        loader = _loader(execution="auto")
+        for _ in loader:
+            pass
+        gc.collect()
+        uses = [use.what for use in MemoryBudget.of("cuda").uses()]
+        assert uses.count("device cache") == (loader.plan.way.place == CACHED), loader.plan.report()
+
+
+@pytest.mark.parametrize(("graph", "why"), [(lambda: GRAPH.to("cuda"), "on the device already")])
+def test_a_graph_that_is_where_it_should_be_is_left_there(graph, why):
+    plan = _loader(graph(), execution="auto").plan
+    assert plan.chosen == 0 and why in plan.report()
+
+
+def test_a_pinned_graph_is_tried_with_a_cache_or_on_the_device():
+    pinned = GRAPH.pin_memory()
+    assert [way.place for way in _loader(pinned, execution="auto").plan.ways] == [GIVEN, DEVICE]
+    with limited("cuda", 3 * GRAPH.node_data[NODE]["x"].nbytes // 2):
+        assert [way.place for way in _loader(pinned, execution="auto").plan.ways] == [GIVEN, CACHED]
+    assert isinstance(pinned.node_data[NODE]["x"], torch.Tensor), "the user's graph stays as it was"
+
+
+def test_a_plan_of_another_device_is_refused():
+    plan = _loader(execution="auto").plan
+    plan.made_for["device"] = "NVIDIA K80"
+    with pytest.raises(ValueError, match="another device: 'NVIDIA K80'"):
+        _loader(execution=plan)
