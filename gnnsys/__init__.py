@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from gnnsys import ops as ops
     from gnnsys import partition as partition
     from gnnsys import pipeline as pipeline
+    from gnnsys import planning as planning
     from gnnsys import pyg as pyg
     from gnnsys import sampling as sampling
     from gnnsys import seeds as seeds
@@ -135,6 +136,7 @@ _ROOMS = (
     "ops",
     "partition",
     "pipeline",
+    "planning",
     "sampling",
     "seeds",
     "session",

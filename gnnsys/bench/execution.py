@@ -32,7 +32,7 @@ from gnnsys.graph import EDGE, NODE, Graph
 from gnnsys.loader import NeighborLoader
 from gnnsys.nn import GraphSAGE
 from gnnsys.planning import ExecutionPlan
-from gnnsys.store.memory_budget import limited
+from gnnsys.store import limited
 
 DEFAULT, ONE_THREAD, BEST = "without a plan", "one loading thread", "the best way by hand"
 NEVER_SLOWER, OF_THE_BEST = 0.98, 1 / 1.05
@@ -117,6 +117,16 @@ def capped(work: Workload) -> Iterator[Case]:
 
         def sides(cap: int | None = cap) -> dict[str, Side]:
             one = Contestant(work)
+
+            def within(call: Callable[[], float]) -> Callable[[], float]:
+                """Loaders look at what is left whenever they start."""
+
+                def timed() -> float:
+                    with limited(device(work), cap) if cap else nullcontext():
+                        return call()
+
+                return timed
+
             with limited(device(work), cap) if cap else nullcontext():
                 chosen = one.planned()
                 plan = chosen.plan
@@ -128,10 +138,10 @@ def capped(work: Workload) -> Iterator[Case]:
                     if number not in plan.trial.refused
                 ]
                 without = one.loader()
-            epochs = [one.epoch(loader, one.steps.peer) for loader in by_hand]
+            epochs = [within(one.epoch(loader, one.steps.peer)) for loader in by_hand]
             return {
-                OURS: Side(one.epoch(chosen, one.steps.peer)),
-                DEFAULT: Side(one.epoch(without, one.steps.peer)),
+                OURS: Side(within(one.epoch(chosen, one.steps.peer))),
+                DEFAULT: Side(within(one.epoch(without, one.steps.peer))),
                 BEST: Side(lambda: min(epoch() for epoch in epochs)),
             }
 

@@ -34,8 +34,7 @@ from gnnsys.loader.schedule import Schedule, Ticket, shuffled
 from gnnsys.observe import BatchTrace, Trace
 from gnnsys.ops import BufferPool
 from gnnsys.pipeline import OfThisProcess, Pipeline, Scope, Stage, StageCounters
-from gnnsys.planning.execution import ExecutionPlan, Way
-from gnnsys.planning.execution.propose import is_given
+from gnnsys.planning import ExecutionPlan, Way, is_given
 from gnnsys.sampling import DistGraph, Sampler, SubgraphSampler, loader_context
 from gnnsys.seeds import Leftover, Ranks
 from gnnsys.store import MemoryBudget, RowBuffers

@@ -26,7 +26,7 @@ from gnnsys.loader.sample_stages import SampleFunction, check_node_sampler, make
 from gnnsys.loader.sampling_options import DrawOptions, check_can_pad, check_typed
 from gnnsys.loader.schedule import Schedule
 from gnnsys.pipeline import Stage
-from gnnsys.planning.execution import ExecutionPlan, Way
+from gnnsys.planning import ExecutionPlan, Way
 from gnnsys.sampling import DistGraph, EdgeFilter, NeighborSampler, Sampler, batch_visits
 from gnnsys.seeds import InputIds, InputNodes
 

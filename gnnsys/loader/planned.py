@@ -20,10 +20,19 @@ from gnnsys.loader.default_threads import LoadingWork, default_num_threads
 from gnnsys.observe import num_local_ranks, num_usable_cores
 from gnnsys.ops import HAS_CUDA_KERNELS
 from gnnsys.pipeline import Pipeline, StageCounters
-from gnnsys.planning.execution import ExecutionPlan, Way
-from gnnsys.planning.execution.propose import Load, Memory, propose_places, propose_splits
-from gnnsys.planning.execution.rates import measure_rates
-from gnnsys.planning.execution.way import CACHED, DEVICE, GIVEN, PINNED
+from gnnsys.planning import (
+    CACHED,
+    DEVICE,
+    GIVEN,
+    PINNED,
+    ExecutionPlan,
+    Load,
+    Memory,
+    Way,
+    measure_rates,
+    propose_places,
+    propose_splits,
+)
 from gnnsys.sampling import AnyGraph, ranks_on_device
 from gnnsys.store import DeviceCache, MemoryBudget
 

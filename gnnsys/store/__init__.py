@@ -12,7 +12,7 @@ from gnnsys.store.dist_tensor import DistTensor
 from gnnsys.store.embedding import DistEmbedding
 from gnnsys.store.in_flight import InFlightWindow, SharedInFlight
 from gnnsys.store.incarnation import Life
-from gnnsys.store.memory_budget import MemoryBudget, MemoryPromise, MemoryUse
+from gnnsys.store.memory_budget import MemoryBudget, MemoryPromise, MemoryUse, limited
 from gnnsys.store.message_plan import CHUNK_BYTES
 from gnnsys.store.optim import RowWiseAdagrad, SparseAdagrad, SparseAdam, SparseOptimizer, SparseSGD
 from gnnsys.store.pull import PendingPull, Pull
@@ -97,6 +97,7 @@ __all__ = [
     "free_device_memory",
     "free_memory",
     "is_short",
+    "limited",
     "load_part",
     "nearest",
     "node_table",

@@ -3,9 +3,3 @@
 A batch has the same bits whichever way it is made. So trying a way costs nothing but its time: the batches of a trial
 are those of training.
 """
-
-from gnnsys.planning.execution.plan import ExecutionPlan
-from gnnsys.planning.execution.trial import Trial
-from gnnsys.planning.execution.way import Way
-
-__all__ = ["ExecutionPlan", "Trial", "Way"]
