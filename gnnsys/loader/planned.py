@@ -25,8 +25,8 @@ from gnnsys.planning import (
     DEVICE,
     GIVEN,
     PINNED,
+    BatchLoad,
     ExecutionPlan,
-    Load,
     Memory,
     Way,
     measure_rates,
@@ -270,7 +270,7 @@ def placed_graph(graph: AnyGraph, way: Way, target: torch.device | None, visits:
     return pinned
 
 
-def _load_of(graph: Graph, visits: Visits) -> Load:
+def _load_of(graph: Graph, visits: Visits) -> BatchLoad:
     """By the largest table alone: it is what a cache is made of, and nearly all bytes of a batch."""
     node_type, name = _largest_table(graph)
     rows = graph.node_data[node_type][name]
@@ -282,7 +282,7 @@ def _load_of(graph: Graph, visits: Visits) -> Load:
         count = min(num_bytes // max(1, row_bytes), probability.numel())
         return float(probability[count - 1]) / in_batch if count > 0 and in_batch else 0.0
 
-    return Load(int(in_batch * row_bytes), hit_rate)
+    return BatchLoad(int(in_batch * row_bytes), hit_rate)
 
 
 def _largest_table(graph: Graph) -> tuple[NodeType, str]:

@@ -1,9 +1,9 @@
 """Planning: what runs where, from what this machine can do and what was measured. `execution` plans one process."""
 
 from gnnsys.planning.execution.plan import ExecutionPlan
-from gnnsys.planning.execution.propose import Load, Memory, is_given, propose_places, propose_splits
+from gnnsys.planning.execution.propose import BatchLoad, Memory, is_given, propose_places, propose_splits
 from gnnsys.planning.execution.rates import Rates, measure_rates
-from gnnsys.planning.execution.trial import Trial
+from gnnsys.planning.execution.trial import WayTrial
 from gnnsys.planning.execution.way import CACHED, DEVICE, GIVEN, PINNED, Way
 
 __all__ = [
@@ -11,12 +11,12 @@ __all__ = [
     "DEVICE",
     "GIVEN",
     "PINNED",
+    "BatchLoad",
     "ExecutionPlan",
-    "Load",
     "Memory",
     "Rates",
-    "Trial",
     "Way",
+    "WayTrial",
     "is_given",
     "measure_rates",
     "propose_places",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gnnsys.planning.execution.propose import Load, Memory, propose_places, propose_splits
+from gnnsys.planning.execution.propose import BatchLoad, Memory, propose_places, propose_splits
 from gnnsys.planning.execution.rates import Rates
 from gnnsys.planning.execution.way import CACHED, DEVICE, GIVEN, PINNED
 
@@ -30,7 +30,7 @@ def test_places_that_fit_are_tried_and_the_others_have_a_reason(graph, device, h
 
 
 def test_predictions_follow_what_binds():
-    load = Load(row_bytes=500_000_000, hit_rate=lambda num_bytes: 0.8)
+    load = BatchLoad(row_bytes=500_000_000, hit_rate=lambda num_bytes: 0.8)
     ways, _ = propose_places(60 * GB, is_pinned=False, memory=Memory(100 * GB, 200 * GB), load=load, rates=RATES)
     assert [way.predicted for way in ways] == pytest.approx([0.05, 0.01, 0.002])
     ways, _ = propose_places(GB, is_pinned=True, memory=Memory(100 * GB, 200 * GB), load=load, rates=RATES)

@@ -2,12 +2,12 @@
 
 import pytest
 
-from gnnsys.planning import Trial
+from gnnsys.planning import WayTrial
 
 
 @pytest.mark.parametrize("num_ways", [1, 2, 4])
 def test_every_way_has_as_many_turns_and_measured_batches(num_ways: int):
-    trial = Trial(num_ways)
+    trial = WayTrial(num_ways)
     numbers = range(trial.num_batches)
     for way in range(num_ways):
         mine = [n for n in numbers if trial.way_of(n) == way]
@@ -18,7 +18,7 @@ def test_every_way_has_as_many_turns_and_measured_batches(num_ways: int):
 
 
 def test_the_fastest_stays_by_its_median():
-    trial = Trial(3)
+    trial = WayTrial(3)
     for way, seconds in enumerate(([3.0, 3.1, 2.9], [2.0, 2.1, 9.0], [2.5, 2.4, 2.6])):
         for second in seconds:
             trial.add(way, second)
@@ -26,7 +26,7 @@ def test_the_fastest_stays_by_its_median():
 
 
 def test_what_is_done_without_a_plan_is_left_only_for_more_than_noise():
-    trial = Trial(2)
+    trial = WayTrial(2)
     trial.add(0, 1.00)
     trial.add(1, 0.99)
     assert trial.best() == 0
@@ -35,9 +35,9 @@ def test_what_is_done_without_a_plan_is_left_only_for_more_than_noise():
 
 
 def test_ways_that_cannot_be_gone_are_not_chosen():
-    trial = Trial(3)
+    trial = WayTrial(3)
     trial.add(0, 2.0)
     trial.add(1, 1.0)
     trial.refuse(1, "out of memory")
     assert trial.best() == 0 and trial.median(1) is None and trial.median(2) is None
-    assert Trial(3).best() == 0, "nothing was measured"
+    assert WayTrial(3).best() == 0, "nothing was measured"

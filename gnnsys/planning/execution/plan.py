@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gnnsys.planning.execution.trial import Trial
+from gnnsys.planning.execution.trial import WayTrial
 from gnnsys.planning.execution.way import PLACES, Way
 
 _VERSION = 1
@@ -35,7 +35,7 @@ class ExecutionPlan:
         self.ways = tuple(ways)
         self.made_for = dict(made_for or {})
         self.passed_over = dict(passed_over or {})
-        self.trial = Trial(len(self.ways))
+        self.trial = WayTrial(len(self.ways))
         self.chosen = chosen
         self.reason = reason
         if chosen is None and len(self.ways) == 1:

@@ -21,7 +21,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Load:
+class BatchLoad:
     """What a batch asks for: `row_bytes` of rows, of which a cache of so many bytes would have the share `hit_rate`."""
 
     row_bytes: int
@@ -29,7 +29,7 @@ class Load:
 
 
 def propose_places(
-    graph_bytes: int, *, is_pinned: bool, memory: Memory, load: Load | None = None, rates: Rates | None = None
+    graph_bytes: int, *, is_pinned: bool, memory: Memory, load: BatchLoad | None = None, rates: Rates | None = None
 ) -> tuple[list[Way], dict[str, str]]:
     """Ways for batches on a device whose graph is in host memory; and those that are not tried, with the reason.
 
@@ -75,7 +75,7 @@ def propose_splits(num_cores: int, loading: int, computing: int) -> list[Way]:
     return ways[: 1 + _MOST_SPLITS]
 
 
-def _loading_seconds(way: Way, is_pinned: bool, load: Load, rates: Rates) -> float:
+def _loading_seconds(way: Way, is_pinned: bool, load: BatchLoad, rates: Rates) -> float:
     """The rows of a batch, by whoever is the slowest on their way."""
     if way.place == DEVICE:
         return load.row_bytes / rates.device

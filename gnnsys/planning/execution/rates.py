@@ -27,7 +27,7 @@ class Rates:
 def measure_rates(device: torch.device, threads: int) -> Rates:
     """Takes a tenth of a second, and 200 MB on each side for that time."""
     num_rows = _BYTES // (4 * _ROW)
-    host = torch.empty(num_rows, _ROW, pin_memory=True)
+    host = torch.empty(num_rows, _ROW, pin_memory=True, device="cpu")
     there = torch.empty(num_rows, _ROW, device=device)
     ids = torch.randperm(num_rows, device="cpu")
     ids_there = ids.to(device)

@@ -16,10 +16,10 @@ _BETTER = 0.98  # of the time of the first way, to be worth leaving it
 
 
 @dataclass
-class Trial:
+class WayTrial:
     """`seconds[w]`: what a batch took in each turn of way w. The first way is what is done without a plan.
 
-    >>> trial = Trial(2, warm=1, measured=2, rounds=1)
+    >>> trial = WayTrial(2, warm=1, measured=2, rounds=1)
     >>> [trial.way_of(number) for number in range(trial.num_batches)]
     [0, 0, 0, 1, 1, 1]
     """
