@@ -188,8 +188,14 @@ class _Visits:
 
     def __init__(self, sampler: Any, num_neighbors: Any, inputs: NodeInputs, batch_size: int) -> None:
         self._sampler, self._num_neighbors, self._inputs, self._batch_size = sampler, num_neighbors, inputs, batch_size
+        self._found: dict[NodeType, Tensor] | None = None
 
     def __call__(self) -> dict[NodeType, Tensor]:
+        if self._found is None:
+            self._found = self._find()
+        return self._found
+
+    def _find(self) -> dict[NodeType, Tensor]:
         drawn = self._sampler.options()
         options = {name: drawn[name] for name in ("replace", "disjoint", "expand", "temporal_strategy")}
         return batch_visits(

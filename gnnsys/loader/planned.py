@@ -239,6 +239,8 @@ def make_plan(
         ways, passed_over = [Way()], {"other places": "there are no kernels for this device"}
     elif visits is None:
         ways, passed_over = [Way()], {"other places": "your own sampler reads the graph where it is"}
+    elif not _tables(graph):
+        ways, passed_over = [Way()], {"other places": "the graph has no rows but those of sources of your own"}
     else:
         sharing = ranks_on_device(target)
         here = num_local_ranks(os.environ)
@@ -285,15 +287,18 @@ def _load_of(graph: Graph, visits: Visits) -> BatchLoad:
     return BatchLoad(int(in_batch * row_bytes), hit_rate)
 
 
-def _largest_table(graph: Graph) -> tuple[NodeType, str]:
-    tables = [
+def _tables(graph: Graph) -> list[tuple[int, NodeType, str]]:
+    """Rows of nodes that are tensors: bytes, type and name."""
+    return [
         (rows.nbytes, node_type, name)
-        for node_type, arrays in graph.node_data.items() for name, rows in arrays.items()
+        for node_type, arrays in graph.node_data.items()
+        for name, rows in arrays.items()
         if isinstance(rows, torch.Tensor)
-    ]  # fmt: skip
-    if not tables:
-        raise ValueError("no table of the graph's nodes is a tensor: there is nothing that could be cached")
-    _, node_type, name = max(tables, key=lambda table: (table[0], str(table[1:])))
+    ]
+
+
+def _largest_table(graph: Graph) -> tuple[NodeType, str]:
+    _, node_type, name = max(_tables(graph), key=lambda table: (table[0], str(table[1:])))
     return node_type, name
 
 
