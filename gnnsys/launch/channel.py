@@ -79,7 +79,7 @@ class AgentChannel:
         self._numbers, self._lock = itertools.count(1), threading.Lock()
         self._noise: deque[str] = deque(maxlen=20)
         self._is_open, self._has_banner = True, threading.Event()
-        self._last_heard = time.monotonic()
+        self._last_heard, self._is_delivering = time.monotonic(), False
         try:
             self._process = subprocess.Popen(
                 command,
@@ -167,8 +167,9 @@ class AgentChannel:
                 else:
                     self._noise.append(line.decode(errors="replace"))
             while message := messages.read():
-                self._last_heard = time.monotonic()
-                self._deliver(message)
+                self._is_delivering = True
+                self._deliver(message)  # may wait for whoever reads what the job prints
+                self._last_heard, self._is_delivering = time.monotonic(), False
         except (EOFError, OSError):
             pass
         except ValueError as error:
@@ -234,8 +235,8 @@ class AgentChannel:
 
     @property
     def silent_for(self) -> float:
-        """Seconds since the agent has said anything."""
-        return time.monotonic() - self._last_heard
+        """Seconds since the agent has said anything. None while something that it has said waits to be heard."""
+        return 0.0 if self._is_delivering else time.monotonic() - self._last_heard
 
     @property
     def is_open(self) -> bool:

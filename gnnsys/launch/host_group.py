@@ -18,13 +18,14 @@ from typing import Any
 
 from gnnsys.launch.channel import CLOSE_SECONDS, AgentChannel, HostError, HostLost, agent_command
 from gnnsys.launch.hosts import Host
+from gnnsys.launch.line_queue import LineQueue
 from gnnsys.launch.network_probe import PATIENCE, LinkSpeed
 from gnnsys.launch.preflight import Checks, Finding, Preflight, Ready
 from gnnsys.launch.process_keeper import KILL_SECONDS
 
 EXIT_NOT_STARTED = 2  # a host is not as it should be
 EXIT_HOST_LOST = 75  # a host was lost: to try again may help (EX_TEMPFAIL)
-KEPT_LINES = 200  # of each rank, for the traceback
+KEPT_LINES, KEPT_LETTERS = 200, 4000  # of each rank, for the traceback; of each of these lines
 IDLE_SECONDS = 2.0  # that an agent without a job has to end
 FOLLOW_SECONDS = 3.0  # that other hosts have to fail by themselves once one has
 
@@ -84,7 +85,7 @@ class HostGroup:
         """`launch`: the same for all lives of a job."""
         self._hosts, self._options, self._say, self._launch = hosts, options, say, launch
         self._channels: list[AgentChannel] = []
-        self._events: queue.Queue[tuple[Host, dict[str, Any] | None]] = queue.Queue()
+        self._events: LineQueue[tuple[Host, dict[str, Any] | None]] = LineQueue()
         self._ahead: dict[str, tuple[float, float]] = {}  # a host's clock: seconds ahead, and the error of that
         self._words: dict[int, deque[str]] = {}
         self._ended: dict[str, int] = {}
@@ -136,8 +137,7 @@ class HostGroup:
         for channel in [channel for channel in self._channels if channel.host.name in failed]:
             self._channels.remove(channel)
             channel.close(1.0)
-        while not self._events.empty():  # ends of channels that have been dealt with
-            self._events.get_nowait()
+        self._events.clear()  # ends of channels that have been dealt with
         return failed
 
     def _await_earlier(self) -> dict[str, str]:
@@ -158,7 +158,10 @@ class HostGroup:
         return failed
 
     def _hear(self, host: Host, message: dict[str, Any] | None) -> None:
-        self._events.put((host, message))
+        if message is not None and message["event"] == "line":
+            self._events.put_line((host, message), len(message["text"]))
+        else:
+            self._events.put((host, message))
 
     def _measure_clock(self, channel: AgentChannel) -> None:
         begin = time.time()
@@ -254,7 +257,7 @@ class HostGroup:
             self._say(f"{host.name} | {message['text']}", is_error)
             return
         if is_error:
-            self._words.setdefault(rank, deque(maxlen=KEPT_LINES)).append(message["text"])
+            self._words.setdefault(rank, deque(maxlen=KEPT_LINES)).append(message["text"][:KEPT_LETTERS])
         self._say(f"{host.name}:{rank} | {message['text']}", is_error)
 
     def _end(self, host: Host, message: Mapping[str, Any]) -> None:
@@ -317,6 +320,7 @@ class HostGroup:
         return CLOSE_SECONDS if is_silent else self._options.grace + KILL_SECONDS + CLOSE_SECONDS
 
     def close(self) -> None:
+        self._events.close_to_lines()
         closing = [threading.Thread(target=each.close, args=(self._patience(each),)) for each in self._channels]
         for thread in closing:
             thread.start()

@@ -71,13 +71,13 @@ class MessageReader:
 class MessageWriter:
     """Writes messages to a pipe, from any thread. TimeoutError where nobody has read for `patience` seconds."""
 
-    def __init__(self, descriptor: int, patience: float = 60.0) -> None:
+    def __init__(self, descriptor: int, patience: float | None = 60.0) -> None:
         os.set_blocking(descriptor, False)
         self._descriptor, self.patience, self._lock = descriptor, patience, threading.Lock()
 
     def write(self, message: dict[str, Any], data: bytes | memoryview = b"") -> None:
         line = memoryview(json.dumps(message).encode() + b"\n")
-        if not self._lock.acquire(timeout=self.patience):
+        if not self._lock.acquire(timeout=-1 if self.patience is None else self.patience):
             raise TimeoutError(f"nothing was read for {self.patience:g} s")
         try:
             for part in (line, memoryview(data)):

@@ -15,8 +15,13 @@ from tests.support.processes import HANGS_AFTER, ROOT, await_true
 
 COMMAND = [sys.executable, "-m", "gnnsys.cli", "launch"]
 RAISES = """
-import os, sys, time
+import os, signal, sys, time
 rank = int(os.environ["RANK"])
+def refuse(*_):
+    while True:
+        print("asked to end, at", time.monotonic(), file=sys.stderr, flush=True)
+        time.sleep(0.02)
+signal.signal(signal.SIGTERM, refuse)
 print("hello from", rank, sys.argv[1:], os.environ["COLOUR"], os.environ["THP_MEM_ALLOC_ENABLE"], flush=True)
 if rank == 1:
     class Planted(Exception):
@@ -44,9 +49,10 @@ def package_is_found(monkeypatch, tmp_path):
 
 
 def test_lines_have_their_rank_and_the_first_that_fails_is_named_with_its_traceback_and_code(tmp_path):
+    """And a rank that does not heed SIGTERM is killed after the time of grace: torchrun itself would wait for 30 s."""
     script = tmp_path / "script.py"
     script.write_text(RAISES)
-    command = [*COMMAND, "--local", "2", "--env", "COLOUR=red", str(script), "--epochs", "3"]
+    command = [*COMMAND, "--local", "2", "--grace", "1", "--env", "COLOUR=red", str(script), "--epochs", "3"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS_AFTER)
     assert done.returncode == 7
     greetings = [f"localhost:{rank} | hello from {rank} ['--epochs', '3'] red 1" for rank in range(2)]
@@ -55,6 +61,8 @@ def test_lines_have_their_rank_and_the_first_that_fails_is_named_with_its_traceb
     assert last[-1] == "gnnsys launch: rank 1 on localhost failed first, with exit code 7: Planted: on purpose"
     traceback = last[len(last) - 1 - last[::-1].index("localhost:1 | Traceback (most recent call last):") : -1]
     assert len(traceback) >= 3 and traceback[-1] == "localhost:1 | Planted: on purpose"
+    asked = [float(line.split()[-1]) for line in last if line.startswith("localhost:0 | asked to end, at ")]
+    assert 0.8 < asked[-1] - asked[0] < 10
     assert not list(tmp_path.glob("gnnsys-launch-*"))
 
 
