@@ -140,9 +140,7 @@ class Outbox:
 class HostJob:
     """torchrun on this host, kept by a process of its own (`process_keeper.py`)."""
 
-    def __init__(
-        self, arguments: list[str], env: dict[str, str], grace: float, launch: str, outbox: Outbox
-    ) -> None:
+    def __init__(self, arguments: list[str], env: dict[str, str], grace: float, launch: str, outbox: Outbox) -> None:
         self._outbox = outbox
         remove_stale_folders()
         self._folder, lock = make_folder(launch)

@@ -10,7 +10,8 @@ import threading
 from collections import deque
 from typing import Generic, TypeVar
 
-MOST_BYTES = 4 << 20
+MOST_BYTES = 2 << 20
+AROUND_BYTES = 600  # of memory that a short line takes beside its letters
 T = TypeVar("T")
 
 
@@ -27,8 +28,9 @@ class LineQueue(Generic[T]):
             self._items.append((item, 0))
             self._changed.notify_all()
 
-    def put_line(self, item: T, num_bytes: int) -> None:
+    def put_line(self, item: T, length: int) -> None:
         """Waits while there are too many bytes of lines. What comes after `close_to_lines` is dropped."""
+        num_bytes = length + AROUND_BYTES
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed or self._bytes <= self._most)
             if not self._is_closed:

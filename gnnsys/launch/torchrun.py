@@ -51,7 +51,7 @@ def heed_grace(grace: float) -> None:
     def close_within_grace(context: PContext, death_sig: signal.Signals | None = None, timeout: float = 0.0) -> None:
         close(context, death_sig, grace)  # type: ignore[arg-type]
 
-    PContext.close = close_within_grace  # type: ignore[method-assign]
+    PContext.close = close_within_grace  # type: ignore[method-assign,assignment]
 
 
 def main(folder: str, grace: float, arguments: list[str]) -> int:
