@@ -22,6 +22,7 @@ from gnnsys.launch.line_queue import LineQueue
 from gnnsys.launch.network_probe import PATIENCE, LinkSpeed
 from gnnsys.launch.preflight import Checks, Finding, Preflight, Ready
 from gnnsys.launch.process_keeper import KILL_SECONDS
+from gnnsys.launch.programs import for_torchrun
 
 EXIT_NOT_STARTED = 2  # a host is not as it should be
 EXIT_HOST_LOST = 75  # a host was lost: to try again may help (EX_TEMPFAIL)
@@ -33,7 +34,8 @@ FOLLOW_SECONDS = 3.0  # that other hosts have to fail by themselves once one has
 @dataclass(frozen=True, kw_only=True)
 class LaunchOptions:
     """How a job is launched. Seconds: `lost_after` of silence a host counts as dead, `grace` to end after SIGTERM,
-    `connect_timeout` for ssh, `wait_for_hosts` until a lost host must be back. `ssh` None: agents run here."""
+    `connect_timeout` for ssh, `wait_for_hosts` until a lost host must be back. `ssh` None: agents run here.
+    `parts_digest`: of the manifest whose parts hosts are told to serve; None: any."""
 
     ssh: tuple[str, ...] | None = ("ssh",)
     restarts: int = 0
@@ -43,6 +45,7 @@ class LaunchOptions:
     wait_for_hosts: float = 120.0
     env: Mapping[str, str] = field(default_factory=dict)
     is_module: bool = False
+    parts_digest: int | None = None
 
     def __post_init__(self) -> None:
         if self.restarts < 0:
@@ -195,11 +198,9 @@ class HostGroup:
         try:
             asked = []
             for number, channel in enumerate(self._channels):
-                arguments = [f"--nnodes={len(self._channels)}", f"--node-rank={number}", f"--rdzv-id={job}"]
-                arguments += [f"--nproc-per-node={ready.num_ranks[number]}", f"--master-addr={first.address}"]
-                arguments += [f"--master-port={ready.port}", "--rdzv-backend=static", "--max-restarts=0"]
-                arguments += [*(["-m"] if self._options.is_module else []), *command]
-                env = {"GNNSYS_LAUNCH_HOST": channel.host.name, **self._options.env}
+                place = torchrun_options(len(self._channels), number, ready.num_ranks[number], first, ready.port)
+                arguments = [*place, f"--rdzv-id={job}", *script_words(self._options, command)]
+                env = rank_env(channel.host, self._options)
                 self._started.add(channel.host.name)
                 grace, launch = self._options.grace, self._launch
                 asked.append(channel.ask("start", arguments=arguments, env=env, grace=grace, launch=launch))
@@ -326,6 +327,26 @@ class HostGroup:
             thread.start()
         for thread in closing:
             thread.join()
+
+
+def torchrun_options(num_hosts: int, number: int, num_ranks: int | str, first: Host, port: int | str) -> list[str]:
+    """What torchrun on host `number` is told: all meet at the first. A restart is that of a fresh torchrun."""
+    place = [f"--nnodes={num_hosts}", f"--node-rank={number}", f"--nproc-per-node={num_ranks}"]
+    place += [f"--master-addr={first.address}", f"--master-port={port}"]
+    return [*place, "--rdzv-backend=static", "--max-restarts=0"]
+
+
+def script_words(options: LaunchOptions, command: Sequence[str]) -> list[str]:
+    return [*(["-m"] if options.is_module else []), *for_torchrun(command)]
+
+
+def rank_env(host: Host, options: LaunchOptions) -> dict[str, str]:
+    """Variables of a host's ranks, beside torchrun's own. `gnnsys.open` heeds the parts."""
+    env = {"GNNSYS_LAUNCH_HOST": host.name}
+    if host.parts is not None:
+        scope = "" if options.parts_digest is None else f"{options.parts_digest:08x}:"
+        env["GNNSYS_SERVE_PARTS"] = scope + ",".join(map(str, host.parts))
+    return {**env, **options.env}
 
 
 def traceback_of(words: Sequence[str]) -> tuple[str, ...]:

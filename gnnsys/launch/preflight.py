@@ -85,11 +85,15 @@ def judge_host(host: Host, fact: Facts, num_ranks: int, world_size: int, clock_e
 
 @dataclass(kw_only=True)
 class Checks:
-    """What a preflight looks at beside the hosts themselves. `arguments`: may name directories of parts."""
+    """What a preflight looks at beside the hosts themselves. `arguments`: may name directories of parts.
+
+    `parts_digest`: of the manifest that a plan was made for.
+    """
 
     script: str | None = None
     arguments: Sequence[str] = ()
     parts: str | None = None
+    parts_digest: int | None = None
     verify: bool = True
     port: int = 0
     checkpoints: str | None = None
@@ -156,7 +160,7 @@ class Preflight:
     def _parts(self, ready: Ready) -> None:
         named = [argument for argument in self._checks.arguments if not argument.startswith("-")]
         paths = list(dict.fromkeys([*([self._checks.parts] if self._checks.parts else []), *named]))
-        if not paths:
+        if not paths and self._checks.parts_digest is None:
             return
         found = [answer or {} for answer in self._ask("find_parts", lambda _: {"paths": paths}, ready)]
         for path in paths:
@@ -166,6 +170,17 @@ class Preflight:
             elif path == self._checks.parts:
                 remedy = "gnnsys push sends them, gnnsys partition makes them"
                 ready.findings.append(Finding(self._channels[0].host.name, f"{path} has no parts", remedy))
+        self._planned_parts([each for answer in found for each in answer.values()], ready)
+
+    def _planned_parts(self, seen: Sequence[dict[str, Any]], ready: Ready) -> None:
+        """A plan that names its parts is for no others."""
+        planned = self._checks.parts_digest
+        if planned is None or any(each["digest"] == planned for each in seen):
+            return
+        there = ", ".join(sorted({f"{each['digest']:08x}" for each in seen})) or "none"
+        problem = f"the plan is for parts with the digest {planned:08x}, those of the script have {there}"
+        remedy = "plan again for these parts, or name the directory of those by --parts"
+        ready.findings.append(Finding(self._channels[0].host.name, problem, remedy))
 
     def _parts_of(self, path: str, seen: Sequence[dict[str, Any] | None], ready: Ready) -> None:
         names = [channel.host.name for channel in self._channels]
@@ -234,6 +249,8 @@ def served_parts(
     for host, have in zip(hosts, folders, strict=True):
         if lacks := [part for part in host.parts or () if part not in have]:
             return Finding(host.name, f"part {lacks[0]} is not there", "")
+        if host.parts is not None:
+            have &= set(host.parts)
     try:
         machine_of_part = place_parts(num_parts, folders)
     except ValueError as error:

@@ -52,10 +52,10 @@ def test_lines_have_their_rank_and_the_first_that_fails_is_named_with_its_traceb
     """And a rank that does not heed SIGTERM is killed after the time of grace: torchrun itself would wait for 30 s."""
     script = tmp_path / "script.py"
     script.write_text(RAISES)
-    command = [*COMMAND, "--local", "2", "--grace", "1", "--env", "COLOUR=red", str(script), "--epochs", "3"]
+    command = [*COMMAND, "--local", "2", "--grace", "1", "--env", "COLOUR=red", str(script), "--epochs", "3$$"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS_AFTER)
     assert done.returncode == 7
-    greetings = [f"localhost:{rank} | hello from {rank} ['--epochs', '3'] red 1" for rank in range(2)]
+    greetings = [f"localhost:{rank} | hello from {rank} ['--epochs', '3$$'] red 1" for rank in range(2)]
     assert sorted(done.stdout.splitlines()) == greetings
     last = done.stderr.splitlines()
     assert last[-1] == "gnnsys launch: rank 1 on localhost failed first, with exit code 7: Planted: on purpose"
