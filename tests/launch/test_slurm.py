@@ -10,6 +10,7 @@ import pytest
 
 from gnnsys.cli import main
 from gnnsys.launch import SlurmOptions, batch_file, slurm_hosts
+from gnnsys.launch.local_facts import num_gpus
 from gnnsys.launch.slurm import expand_nodes
 from tests.launch.slurm_lab import needs_slurm, num_idle, slurm_lab
 from tests.support.processes import ROOT, await_true
@@ -36,6 +37,17 @@ def test_the_batch_file_runs_the_same_command_inside_its_allocation(capsys, monk
     )
     assert lines[-1].startswith(f"exec {sys.executable} -m gnnsys.cli launch --slurm --ranks=4 --restarts=3 ")
     assert lines[-1].endswith("train.py parts/ --name 'two words'")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
+    begin, *inside = shlex.split(lines[-1].partition(" launch ")[2])
+    assert main(["launch", begin, "--print", *inside]) == 0
+    assert capsys.readouterr().out.splitlines()[::2] == [
+        "n1: ranks 0 to 3",
+        "n2: ranks 4 to 7",
+        "again on all hosts where it fails: 3 times at most",
+    ]
+    assert main(["launch", "--slurm", "--sbatch=--time=1:00:00", "train.py"]) == 2
+    assert "--sbatch is for a new allocation: say --nodes N, or leave it away" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -61,6 +73,39 @@ def test_an_option_of_a_batch_job_stays_one():
     for wrong in ({"job_name": "a\nrm"}, {"arguments": ("--a\n#SBATCH --b",)}, {"job_name": ""}):
         with pytest.raises(ValueError, match="is one line, got"):
             SlurmOptions(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        ({}, 4),
+        ({"SLURM_GPUS_ON_NODE": "2"}, 2),
+        ({"SLURM_GPUS_ON_NODE": "0"}, 0),
+        ({"SLURM_STEP_GPUS": "1,3", "SLURM_JOB_GPUS": "0,1,3"}, 2),
+        ({"SLURM_JOB_GPUS": "0,1,3"}, 3),
+        ({"SLURM_JOB_ID": "7"}, 4),  # a cluster that does not count GPUs
+        ({"SLURM_GPUS_ON_NODE": "3", "CUDA_VISIBLE_DEVICES": "0"}, 1),
+        ({"CUDA_VISIBLE_DEVICES": "0,GPU-1"}, 2),
+        ({"CUDA_VISIBLE_DEVICES": "0,-1,2"}, 1),
+        ({"CUDA_VISIBLE_DEVICES": ""}, 0),
+        ({"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b,MIG-c,MIG-d,MIG-e"}, 5),
+    ],
+)
+def test_a_rank_for_each_gpu_of_the_allocation_not_of_the_node(tmp_path, env, expected):
+    for number in range(4):
+        (tmp_path / f"nvidia{number}").touch()
+    for number in (4, 5):
+        (tmp_path / f"nvidia{number}").symlink_to("/no/such/device")  # cannot be opened, as outside of a control group
+    (tmp_path / "nvidiactl").touch()
+    assert num_gpus(env, devices=tmp_path, driver=tmp_path / "none") == expected
+
+
+def test_gpus_whose_devices_nobody_has_made_are_the_drivers(tmp_path):
+    driver, devices = tmp_path / "driver", tmp_path / "dev"
+    for folder in (devices, driver / "0000:01:00.0", driver / "0000:02:00.0"):
+        folder.mkdir(parents=True)
+    assert num_gpus({}, devices=devices, driver=driver) == 2
+    assert num_gpus({"CUDA_VISIBLE_DEVICES": "0"}, devices=devices, driver=tmp_path / "none") == 0
 
 
 SCRIPT = """

@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _keep_to_the_mode(args: argparse.Namespace) -> None:
     """Refuses options that the mode has no use for, and fills in what was not given."""
-    mode = next(name for name in MODES if getattr(args, name) not in (None, False))
+    mode = next(name for name in MODES if (value := getattr(args, name)) is not None and value is not False)
     for name, (modes, default) in _SOME_MODES.items():
         if getattr(args, name) is None:
             setattr(args, name, default)
@@ -185,8 +185,8 @@ def _submit(args: argparse.Namespace) -> int:
 
 def _again(args: argparse.Namespace) -> list[str]:
     """The options of this command that count inside an allocation."""
-    words = ["--slurm", f"--restarts={args.restarts}", f"--port={args.port}"]
-    words += [f"--ranks={args.ranks}"] if args.ranks else []
+    words = ["--slurm", *([f"--ranks={args.ranks}"] if args.ranks else [])]
+    words += [f"--restarts={args.restarts}", f"--port={args.port}"]
     for name in ("lost_after", "grace", "connect_timeout", "wait_for_hosts"):
         words.append(f"--{name.replace('_', '-')}={getattr(args, name):g}")
     words += [f"--{name}={value}" for name in ("plan", "parts", "resume") if (value := getattr(args, name)) is not None]
