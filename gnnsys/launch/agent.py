@@ -102,7 +102,7 @@ def read_failures(report: Path) -> list[dict[str, Any]]:
         return []
 
 
-class Outbox:
+class MessageOutbox:
     """What the agent says to the launcher, written by a thread: nobody but lines of the job waits until it is read."""
 
     def __init__(self, descriptor: int) -> None:
@@ -140,7 +140,9 @@ class Outbox:
 class HostJob:
     """torchrun on this host, kept by a process of its own (`process_keeper.py`)."""
 
-    def __init__(self, arguments: list[str], env: dict[str, str], grace: float, launch: str, outbox: Outbox) -> None:
+    def __init__(
+        self, arguments: list[str], env: dict[str, str], grace: float, launch: str, outbox: MessageOutbox
+    ) -> None:
         self._outbox = outbox
         remove_stale_folders()
         self._folder, lock = make_folder(launch)
@@ -213,7 +215,7 @@ class HostJob:
 class Agent:
     """Answers requests until its input ends. Those that take long have a thread each, so that it always answers."""
 
-    def __init__(self, reader: MessageReader, outbox: Outbox) -> None:
+    def __init__(self, reader: MessageReader, outbox: MessageOutbox) -> None:
         self._reader, self._outbox = reader, outbox
         self._patience = FIRST_PATIENCE
         self._job: HostJob | None = None
@@ -301,7 +303,7 @@ def main() -> None:
     raise_limits()
     output = os.dup(1)
     os.dup2(2, 1)  # nobody but this agent writes messages
-    Agent(MessageReader(0), Outbox(output)).run()
+    Agent(MessageReader(0), MessageOutbox(output)).run()
 
 
 if __name__ == "__main__":
