@@ -27,6 +27,29 @@ SRUN = (
     "--quiet",
     "--kill-on-bad-exit=0",
 )
+# srun reads these as its own options. What an allocation has for each of its tasks, or in all, is not for our one task
+# on a node: with --cpus-per-task=8 or --gpus-per-task=1 it would have that little of its node. A label would be read
+# as part of a message.
+OF_OTHER_TASKS = (
+    "SLURM_CPUS_PER_GPU",
+    "SLURM_CPUS_PER_TASK",
+    "SLURM_DISTRIBUTION",
+    "SLURM_EXACT",
+    "SLURM_EXCLUSIVE",
+    "SLURM_GPUS",
+    "SLURM_GPUS_PER_SOCKET",
+    "SLURM_GPUS_PER_TASK",
+    "SLURM_GPU_BIND",
+    "SLURM_LABELIO",
+    "SLURM_NTASKS_PER_CORE",
+    "SLURM_NTASKS_PER_GPU",
+    "SLURM_NTASKS_PER_NODE",
+    "SLURM_NTASKS_PER_SOCKET",
+    "SLURM_STDINMODE",
+    "SLURM_STDOUTMODE",
+    "SLURM_STEP_GRES",
+    "SLURM_TRES_PER_TASK",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +79,14 @@ def slurm_hosts(num_ranks: int = 0, env: Mapping[str, str] = os.environ) -> list
     if not nodes:
         raise ValueError("there is no Slurm allocation here: use salloc or sbatch, or leave --nodes to gnnsys launch")
     return [Host(name=name, slots=num_ranks) for name in expand_nodes(nodes)]
+
+
+def srun_command(srun: Sequence[str], node: str, program: str, env: Mapping[str, str] = os.environ) -> list[str]:
+    """What runs a line of shell on a node of this allocation, with the variables of this process."""
+    hidden = [name for name in OF_OTHER_TASKS if name in env]
+    without = ["env", *(f"--unset={name}" for name in hidden)] if hidden else []
+    again = "".join(f"export {name}={shlex.quote(env[name])}; " for name in hidden)  # scripts may read them
+    return [*without, *srun, f"--nodelist={node}", "sh", "-c", again + program]
 
 
 def expand_nodes(text: str) -> list[str]:

@@ -142,7 +142,7 @@ def test_a_trainjob_asks_its_runtime_for_what_was_asked_for():
 
 
 def test_the_training_operators_models_know_every_field():
-    models = pytest.importorskip("kubeflow.training.models", reason="pip install kubeflow-training")
+    models = pytest.importorskip("kubeflow.training.models", reason="pip install -r requirements/schemas.txt")
     import kubernetes.client
 
     def check(value: Any, kind: str, where: str) -> None:
@@ -171,7 +171,7 @@ def test_the_training_operators_models_know_every_field():
 
 def test_the_trainers_models_know_every_field():
     """They drop what they do not know, so a field is known if it comes back."""
-    models = pytest.importorskip("kubeflow_trainer_api.models", reason="pip install kubeflow-trainer-api")
+    models = pytest.importorskip("kubeflow_trainer_api.models", reason="pip install -r requirements/schemas.txt")
 
     def lost(value: Any, kept: Any, where: str) -> list[str]:
         if isinstance(value, list):
