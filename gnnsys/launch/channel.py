@@ -52,7 +52,7 @@ def agent_command(host: Host, ssh: Sequence[str] | None, lost_after: float, conn
     program = shlex.join([host.python, "-c", program_of("agent")])
     inside = f"cd {shlex.quote(host.workdir)} && exec {program}"
     if ssh[0] == "srun":
-        return srun_command(ssh, host.name, inside)
+        return srun_command(ssh, host, inside)
     alive = max(1, round(lost_after / 3))
     options = ["BatchMode=yes", f"ConnectTimeout={max(1, round(connect_timeout))}", "ServerAliveCountMax=3"]
     options += [f"ServerAliveInterval={alive}", "ForwardX11=no", "ClearAllForwardings=yes"]
