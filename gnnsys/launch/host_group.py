@@ -19,6 +19,7 @@ from typing import Any
 from gnnsys.launch.channel import CLOSE_SECONDS, AgentChannel, HostError, HostLost, agent_command
 from gnnsys.launch.hosts import Host
 from gnnsys.launch.line_queue import LineQueue
+from gnnsys.launch.local_facts import versions
 from gnnsys.launch.network_probe import PATIENCE, LinkSpeed
 from gnnsys.launch.preflight import Checks, Finding, Preflight, Ready
 from gnnsys.launch.process_keeper import KILL_SECONDS
@@ -115,7 +116,8 @@ class HostGroup:
             return Ready(findings=found)
         self._channels.sort(key=lambda channel: [host.name for host in self._hosts].index(channel.host.name))
         own = Checks(**{**vars(checks), "verify": verify})
-        return Preflight(self._channels, own, self._clock_error).run(facts)
+        launcher = None if self._options.ssh is None else versions()
+        return Preflight(self._channels, own, self._clock_error).run(facts, launcher)
 
     def _greet(self, hosts: Sequence[Host], script: str | None, facts: dict[str, Any]) -> dict[str, str]:
         """Connects to hosts, all at once, and adds what they say of themselves to `facts`; by name, why one failed."""

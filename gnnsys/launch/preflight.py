@@ -36,8 +36,11 @@ class Finding:
         return f"{self.host}: {self.problem}: {self.remedy}"
 
 
-def judge_versions(facts: Mapping[str, Facts]) -> list[Finding]:
-    """Hosts whose versions differ from those of most others (of the first host, where it is a draw)."""
+def judge_versions(facts: Mapping[str, Facts], own: Mapping[str, str] | None = None) -> list[Finding]:
+    """Hosts whose versions differ from those of most others (of the first host, where it is a draw).
+
+    `own`: versions of the launcher, whose gnnsys must be that of the hosts.
+    """
     found = []
     for name in ("gnnsys", "torch", "python"):
         by_host = {host: fact["versions"][name] for host, fact in facts.items()}
@@ -49,6 +52,9 @@ def judge_versions(facts: Mapping[str, Facts]) -> list[Finding]:
                 found.append(Finding(host, f"{name} is {version}, and {usual} on {like}", remedy))
             elif version == "missing":
                 found.append(Finding(host, f"{name} is not installed for {facts[host]['python']}", f"install {name}"))
+        if own is not None and name == "gnnsys" and own[name] != usual:
+            remedy = "install the same gnnsys here, or set python or workdir for the hosts"
+            found.append(Finding("the launcher", f"{name} is {own[name]}, and {usual} on {like}", remedy))
     return found
 
 
@@ -122,12 +128,12 @@ class Preflight:
     ) -> None:
         self._channels, self._checks, self._clock_error = list(channels), checks, clock_error
 
-    def run(self, facts: Mapping[str, Facts]) -> Ready:
-        """`facts`: the answers to `hello`, by host."""
+    def run(self, facts: Mapping[str, Facts], own: Mapping[str, str] | None = None) -> Ready:
+        """`facts`: the answers to `hello`, by host; `own`: versions of the launcher."""
         hosts = [channel.host for channel in self._channels]
         ranks = [host.num_ranks(facts[host.name]["gpus"]) for host in hosts]
         ready = Ready(facts=dict(facts), num_ranks=ranks)
-        ready.findings += judge_versions(facts)
+        ready.findings += judge_versions(facts, own)
         for channel, host, num in zip(self._channels, hosts, ranks, strict=True):
             fact = facts[host.name]
             ready.findings += judge_host(host, fact, num, sum(ranks), self._clock_error(channel))

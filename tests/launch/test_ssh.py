@@ -11,9 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from gnnsys.launch import EXIT_HOST_LOST, EXIT_NOT_STARTED, Checks, Launcher, LaunchOptions, read_hosts
+from gnnsys.launch import (
+    EXIT_HOST_LOST,
+    EXIT_NOT_STARTED,
+    Checks,
+    Launcher,
+    LaunchOptions,
+    LaunchPlan,
+    PlannedHost,
+    read_hosts,
+    read_listing,
+)
 from tests.launch.ssh_hosts import NOWHERE, PORT, SshHosts, needs_ssh, ssh_hosts
-from tests.support.processes import ROOT, await_true
+from tests.support.processes import HANGS_AFTER, ROOT, await_true
 
 pytestmark = needs_ssh
 
@@ -135,6 +145,36 @@ def test_a_missing_part_and_a_changed_byte_are_named_with_their_host_and_file(ho
     assert told() == [f"h2: data/part-0001/0001.npy does not match its checksum: it was altered: {remedy}"]
     shutil.rmtree(array.parent)
     assert told() == [f"h1: data: no machine has part 1 of 2: {remedy}"]
+
+
+SERVES = """
+import os, sys
+import gnnsys
+gnnsys.init()
+graph = gnnsys.open(sys.argv[2])
+where = f"{os.environ['RANK']} on {os.uname().nodename}"
+print("rank", where, sys.argv[1], graph.machine, graph.machine_of_part, flush=True)
+"""
+
+
+@pytest.mark.long  # what is told to whom: test_launch_plan.py
+def test_a_plan_says_who_takes_part_and_who_serves_what(hosts, own_disks, tmp_path):
+    """The second host is first here, and serves the second part, though both have both on a disk that they share."""
+    (tmp_path / "serves.py").write_text(SERVES)
+    digest = read_listing(own_disks / "parts").digest
+    planned = (PlannedHost(name="h2", num_ranks=2, parts=(1,)), PlannedHost(name="h1", num_ranks=1, parts=(0,)))
+    plan = LaunchPlan(hosts=planned, parts_digest=digest, arguments=("word",))
+    (tmp_path / "plan.json").write_text(plan.text())
+    options = ["--hosts", str(hosts.describe()), "--ssh", " ".join(hosts.ssh), "--connect-timeout", "120"]
+    options += ["--plan", str(tmp_path / "plan.json"), str(tmp_path / "serves.py"), str(own_disks / "parts")]
+    command = [sys.executable, "-m", "gnnsys.cli", "launch", *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANGS_AFTER)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [
+        "h1:2 | rank 2 on h1 word 1 [1, 0]",
+        "h2:0 | rank 0 on h2 word 0 [1, 0]",
+        "h2:1 | rank 1 on h2 word 0 [1, 0]",
+    ]
 
 
 def test_hosts_that_cannot_reach_each_other_are_named_both_ways(hosts):
