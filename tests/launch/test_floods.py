@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import queue
 import random
+import signal
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -98,21 +100,35 @@ def read_all(launcher: subprocess.Popen[str], prefix: str) -> None:
     assert number == NUM_LINES - 1 and launcher.wait(HANGS_AFTER) == 0
 
 
+def flooding(folder: Path) -> dict[str, Any]:
+    """A launcher of one host whose job prints more than pipes hold, for Popen."""
+    program = LAUNCHES.replace("connect_timeout=100", "connect_timeout=100, lost_after=1.0")
+    program = program.replace("[sys.argv[1]]", "[sys.argv[1], sys.argv[3]]")
+    words = [str(folder / "floods.py"), str(ROOT / "tests" / "launch" / "plain_agent.py"), str(folder / "progress")]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder)}
+    return {"args": [sys.executable, "-c", program, *words], "stdout": subprocess.PIPE, "text": True, "env": env}
+
+
 def test_a_launcher_that_is_not_read_keeps_little_and_takes_no_host_for_dead(tmp_path):
     """As by a terminal that is stopped (Ctrl-S), or by `| less`, for longer than --lost-after."""
     (tmp_path / "floods.py").write_text(FLOODS)
-    program = LAUNCHES.replace("connect_timeout=100", "connect_timeout=100, lost_after=1.0")
-    program = program.replace("[sys.argv[1]]", "[sys.argv[1], sys.argv[3]]")
-    agent, progress = str(ROOT / "tests" / "launch" / "plain_agent.py"), tmp_path / "progress"
-    command = [sys.executable, "-c", program, str(tmp_path / "floods.py"), agent, str(progress)]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as launcher:
+    progress = tmp_path / "progress"
+    with subprocess.Popen(**flooding(tmp_path)) as launcher:
         await_true(progress.exists, "the first line")
         before = memory_of(launcher.pid)
         await_standstill(progress, 2.5)
         assert 1000 < int(progress.read_text()) < NUM_LINES - 1000
         assert memory_of(launcher.pid) - before < 10 << 20
         read_all(launcher, "h1 | ")
+
+
+def test_ctrl_c_ends_a_job_whose_lines_nobody_reads(tmp_path):
+    (tmp_path / "floods.py").write_text(FLOODS)
+    with subprocess.Popen(**flooding(tmp_path), stderr=subprocess.PIPE) as launcher:
+        await_standstill(tmp_path / "progress", 0.5)
+        launcher.send_signal(signal.SIGINT)
+        assert launcher.wait(HANGS_AFTER) == 130  # nothing has been read yet
+    assert not list(tmp_path.glob("gnnsys-launch-*"))
 
 
 @pytest.mark.long  # its two halves above; the same pipes in every test of torchrun
