@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gnnsys.launch.hosts import Host, unique_keys
+from gnnsys.launch.part_files import read_listing
 
 FORMAT, VERSION = "gnnsys-launch-plan", 1
 _KEYS = ("format", "version", "hosts", "parts_digest", "env", "arguments")
@@ -63,6 +64,12 @@ class LaunchPlan:
         if here.slots != self.num_ranks:
             raise ValueError(f"the plan has {self.num_ranks} ranks: write --local {self.num_ranks}, got {here.slots}")
         return [replace(here, parts=self.hosts[0].parts)]
+
+    def check_parts(self, path: str | os.PathLike[str]) -> None:
+        """ValueError for a directory of other parts than those that the plan was made for."""
+        found = read_listing(Path(path)).digest
+        if self.parts_digest not in (None, found):
+            raise ValueError(f"the plan is for parts with the digest {self.parts_digest:08x}, {path} has {found:08x}")
 
     def text(self) -> str:
         """What `read_plan` reads."""

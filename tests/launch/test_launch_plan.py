@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -171,6 +172,24 @@ def test_a_plan_of_other_parts_is_refused_by_every_host_and_one_of_these_is_heed
     assert beyond.startswith("h0: data: part 2 is not there")
     (left,) = findings(right, (1,), ())
     assert "no machine has part 0 of 2" in left
+
+
+def test_a_push_sends_what_the_plan_says_and_refuses_other_parts(tmp_path, capsys):
+    partition_graph(sbm(500), 2, tmp_path / "parts")
+    for host in own_disks(tmp_path, 3):
+        with open(tmp_path / "hosts", "a") as file:
+            file.write(f"{host.name} workdir={host.workdir}\n")
+    hosts = [{"name": "h2", "ranks": 1, "parts": [1]}, {"name": "h0", "ranks": 1, "parts": [0]}]
+    digest = f"{read_listing(tmp_path / 'parts').digest:08x}"
+    command = ["push", str(tmp_path / "parts"), "--hosts", str(tmp_path / "hosts"), "--to", "data"]
+    command += ["--ssh", shlex.join(HERE), "--connect-timeout", "120", "--plan", str(tmp_path / "plan.json")]
+    written(tmp_path, {**PLAN, "hosts": hosts})
+    assert main(command) == 2
+    assert f"the plan is for parts with the digest 000000ff, {tmp_path}/parts has {digest}" in capsys.readouterr().err
+    written(tmp_path, {**PLAN, "hosts": hosts, "parts_digest": digest})
+    assert main(command) == 0
+    there = {host: sorted(each.name for each in (tmp_path / host).glob("data/part-*")) for host in ("h0", "h1", "h2")}
+    assert there == {"h0": ["part-0000"], "h1": [], "h2": ["part-0001"]}
 
 
 def test_a_machine_serves_what_it_is_told_to(tmp_path, monkeypatch):
