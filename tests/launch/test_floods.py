@@ -21,6 +21,7 @@ from tests.launch.test_printing import LAUNCHES
 from tests.support.processes import HANGS_AFTER, ROOT, await_true
 
 NUM_LINES, LENGTH = 40_000, 99  # several times what launcher, agent and pipes hold
+LOST_AFTER = 4.0  # seconds; less is too little for a busy machine
 FLOODS = f"""
 import os, sys
 for number in range({NUM_LINES}):
@@ -38,7 +39,7 @@ def test_whatever_a_rank_prints_comes_as_its_lines():
     draw = random.Random(0)
     text = "".join(draw.choice(["a", "\n", "\u00e4\u2192\U0001f600", "x" * 5000, BEGIN, END]) for _ in range(300))
     expected = text.replace(BEGIN, "\\x1e").split("\n")
-    for _ in range(20):
+    for _ in range(4):
         output, found = RankOutput(), []
         begin = 0
         while begin < len(text):
@@ -78,10 +79,11 @@ def test_lines_wait_for_room_and_nothing_else_does():
         lines.get(timeout=0.0)
 
 
-def await_standstill(file: Path, seconds: float) -> None:
+def await_standstill(launcher: subprocess.Popen[str], file: Path, seconds: float) -> None:
     """Until a job has not got on for so long: it waits for whoever reads its lines."""
     last, since = "", time.monotonic()
     while time.monotonic() - since < seconds:
+        assert launcher.poll() is None
         text = file.read_text() if file.exists() else ""
         if text != last or not text:
             last, since = text, time.monotonic()
@@ -102,7 +104,7 @@ def read_all(launcher: subprocess.Popen[str], prefix: str) -> None:
 
 def flooding(folder: Path) -> dict[str, Any]:
     """A launcher of one host whose job prints more than pipes hold, for Popen."""
-    program = LAUNCHES.replace("connect_timeout=100", "connect_timeout=100, lost_after=1.0")
+    program = LAUNCHES.replace("connect_timeout=100", f"connect_timeout=100, lost_after={LOST_AFTER}")
     program = program.replace("[sys.argv[1]]", "[sys.argv[1], sys.argv[3]]")
     words = [str(folder / "floods.py"), str(ROOT / "tests" / "launch" / "plain_agent.py"), str(folder / "progress")]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder)}
@@ -116,7 +118,7 @@ def test_a_launcher_that_is_not_read_keeps_little_and_takes_no_host_for_dead(tmp
     with subprocess.Popen(**flooding(tmp_path)) as launcher:
         await_true(progress.exists, "the first line")
         before = memory_of(launcher.pid)
-        await_standstill(progress, 2.5)
+        await_standstill(launcher, progress, 1.25 * LOST_AFTER)
         assert 1000 < int(progress.read_text()) < NUM_LINES - 1000
         assert memory_of(launcher.pid) - before < 10 << 20
         read_all(launcher, "h1 | ")
@@ -125,7 +127,7 @@ def test_a_launcher_that_is_not_read_keeps_little_and_takes_no_host_for_dead(tmp
 def test_ctrl_c_ends_a_job_whose_lines_nobody_reads(tmp_path):
     (tmp_path / "floods.py").write_text(FLOODS)
     with subprocess.Popen(**flooding(tmp_path), stderr=subprocess.PIPE) as launcher:
-        await_standstill(tmp_path / "progress", 0.5)
+        await_standstill(launcher, tmp_path / "progress", 0.5)
         launcher.send_signal(signal.SIGINT)
         assert launcher.wait(HANGS_AFTER) == 130  # nothing has been read yet
     assert not list(tmp_path.glob("gnnsys-launch-*"))
@@ -134,11 +136,11 @@ def test_ctrl_c_ends_a_job_whose_lines_nobody_reads(tmp_path):
 @pytest.mark.long  # its two halves above; the same pipes in every test of torchrun
 def test_a_job_that_prints_much_under_torchrun_keeps_nothing_on_the_disk_of_its_host(tmp_path):
     (tmp_path / "floods.py").write_text(FLOODS)
-    command = [sys.executable, "-m", "gnnsys.cli", "launch", "--local", "1", "--lost-after", "1"]
+    command = [sys.executable, "-m", "gnnsys.cli", "launch", "--local", "1", "--lost-after", str(LOST_AFTER)]
     progress, env = tmp_path / "progress", {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
     command += [str(tmp_path / "floods.py"), str(progress)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as launcher:
-        await_standstill(progress, 2.5)
+        await_standstill(launcher, progress, 1.25 * LOST_AFTER)
         (folder,) = tmp_path.glob("gnnsys-launch-*")
         assert sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) < 10_000
         read_all(launcher, "localhost:0 | ")
