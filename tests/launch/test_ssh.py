@@ -195,10 +195,24 @@ time.sleep(1000)
 """
 
 
+FLOODS = """
+import signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+while True:
+    os.write(1, b"x" * 300 + b"\\n")
+    os.write(2, b"\\x1e3\\x1f\\xff" * 50)
+"""
+
+
 @pytest.fixture(params=["plain", pytest.param("torchrun", marks=pytest.mark.long)])
 def described(request, hosts, tmp_path):
-    """A hosts file whose agents run the script under torchrun, or by itself: enough to see who ends with whom."""
-    if request.param == "torchrun":
+    """A hosts file whose agents run the script under torchrun, or by itself: enough to see who ends with whom.
+
+    Under torchrun it prints as fast as it can and does not heed SIGTERM, else it sleeps.
+    """
+    is_plain = request.param == "plain"
+    (tmp_path / "sleeps.py").write_text(SLEEPS if is_plain else SLEEPS.replace("time.sleep(1000)", FLOODS))
+    if not is_plain:
         return hosts.describe()
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} {ROOT}/tests/launch/plain_agent.py\n")
@@ -211,10 +225,9 @@ def are_up(folder: Path) -> bool:
 
 
 def test_a_launcher_that_is_killed_leaves_nothing_on_any_host(hosts, described, tmp_path):
-    (tmp_path / "sleeps.py").write_text(SLEEPS)
     options = ["--hosts", str(described), "--ssh", " ".join(hosts.ssh), "--connect-timeout", "120", "--grace", "1"]
     command = [sys.executable, "-m", "gnnsys.cli", "launch", *options, str(tmp_path / "sleeps.py"), str(tmp_path)]
-    with subprocess.Popen(command, cwd=ROOT) as launcher:
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as launcher:
         await_true(lambda: are_up(tmp_path), "two ranks")
         assert all(any("sleep 1000" in line for line in hosts.processes(host)) for host in (1, 2))
         launcher.send_signal(signal.SIGKILL)
@@ -224,7 +237,6 @@ def test_a_launcher_that_is_killed_leaves_nothing_on_any_host(hosts, described, 
 
 @pytest.mark.parametrize("how", ["power", "cable"])
 def test_a_host_that_dies_in_the_middle_of_a_job_ends_it_on_the_others(hosts, described, tmp_path, how):
-    (tmp_path / "sleeps.py").write_text(SLEEPS)
     job = Job(hosts, described, tmp_path / "sleeps.py", tmp_path, lost_after=5.0, grace=1.0)
 
     def break_it() -> None:
