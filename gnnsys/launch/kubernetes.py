@@ -45,6 +45,9 @@ class PodOptions:
         for what, value in (("--nodes", self.num_pods), ("--ranks", self.num_ranks)):
             if value < 1:
                 raise ValueError(f"{what} must be at least 1 with --k8s, got {value}")
+        for what, value in (("--gpus", self.gpus), ("--restarts", self.restarts)):
+            if value < 0:
+                raise ValueError(f"{what} must be at least 0, got {value}")
         if self.claim is not None and not re.fullmatch(r"[a-z0-9][-a-z0-9.]*:/.*", self.claim):
             raise ValueError(f"--claim must be NAME:/PATH, such as parts:/data, got {self.claim!r}")
         if not re.fullmatch(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", self.runtime):

@@ -279,6 +279,8 @@ def test_the_command_prints_it(capsys):
         ([], "--k8s needs --image IMAGE"),
         (["--image", "x", "--name", "My Job"], "--name must be lower-case letters, digits and '-'"),
         (["--image", "x", "--nodes", "0"], "--nodes must be at least 1 with --k8s, got 0"),
+        (["--image", "x", "--restarts", "-1"], "--restarts must be at least 0, got -1"),
+        (["--image", "x", "--ranks", "1", "--gpus", "-1"], "--gpus must be at least 0, got -1"),
         (["--image", "x", "--claim", "graph"], "--claim must be NAME:/PATH, such as parts:/data, got 'graph'"),
         (["--image", "x", "--memory", "lots"], "--memory must be a size as Kubernetes has them"),
         (["--image", "x", "--runtime", "mine"], "--runtime is for --kind trainjob: a pytorchjob has none"),
