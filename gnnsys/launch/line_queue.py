@@ -32,7 +32,8 @@ class LineQueue(Generic[T]):
         """Waits while there are too many bytes of lines. What comes after `close_to_lines` is dropped."""
         num_bytes = length + AROUND_BYTES
         with self._changed:
-            self._changed.wait_for(lambda: self._is_closed or self._bytes <= self._most)
+            while self._bytes > self._most and not self._is_closed:
+                self._changed.wait()
             if not self._is_closed:
                 self._items.append((item, num_bytes))
                 self._bytes += num_bytes
@@ -41,11 +42,13 @@ class LineQueue(Generic[T]):
     def get(self, timeout: float | None = None) -> T:
         """queue.Empty where nothing has come within `timeout` seconds."""
         with self._changed:
-            if not self._changed.wait_for(lambda: bool(self._items), timeout):
+            if not self._items and not self._changed.wait_for(lambda: bool(self._items), timeout):
                 raise queue.Empty
             item, num_bytes = self._items.popleft()
+            was_full = self._bytes > self._most
             self._bytes -= num_bytes
-            self._changed.notify_all()
+            if was_full:
+                self._changed.notify_all()
             return item
 
     @property
