@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gnnsys.launch.channel import HostError, HostLost
+    from gnnsys.launch.dry_run import job_text
     from gnnsys.launch.host_group import EXIT_HOST_LOST, EXIT_NOT_STARTED, HostGroup, LaunchOptions
     from gnnsys.launch.hosts import Host, local_hosts, read_hosts
-    from gnnsys.launch.kubernetes import PodOptions, manifest_text, pytorch_job
+    from gnnsys.launch.kubernetes import PodOptions, manifest_text, pytorch_job, train_job
+    from gnnsys.launch.launch_plan import LaunchPlan, PlannedHost, read_plan
     from gnnsys.launch.launcher import Launcher
     from gnnsys.launch.local_facts import host_facts, source_digest, versions
     from gnnsys.launch.network_probe import LinkSpeed, ProbeServer, measure_link
@@ -33,8 +35,10 @@ __all__ = [
     "HostGroup",
     "HostLost",
     "LaunchOptions",
+    "LaunchPlan",
     "Launcher",
     "LinkSpeed",
+    "PlannedHost",
     "PodOptions",
     "ProbeServer",
     "PushOptions",
@@ -45,6 +49,7 @@ __all__ = [
     "folders_there",
     "host_facts",
     "in_allocation",
+    "job_text",
     "judge_host",
     "judge_versions",
     "local_hosts",
@@ -54,9 +59,11 @@ __all__ = [
     "pytorch_job",
     "read_hosts",
     "read_listing",
+    "read_plan",
     "slurm_hosts",
     "source_digest",
     "submit",
+    "train_job",
     "versions",
 ]
 
@@ -70,8 +77,10 @@ _MODULE_OF = {
     "HostGroup": "host_group",
     "HostLost": "channel",
     "LaunchOptions": "host_group",
+    "LaunchPlan": "launch_plan",
     "Launcher": "launcher",
     "LinkSpeed": "network_probe",
+    "PlannedHost": "launch_plan",
     "PodOptions": "kubernetes",
     "ProbeServer": "network_probe",
     "PushOptions": "push",
@@ -83,6 +92,7 @@ _MODULE_OF = {
     "folders_there": "part_files",
     "host_facts": "local_facts",
     "in_allocation": "slurm",
+    "job_text": "dry_run",
     "judge_host": "preflight",
     "judge_versions": "preflight",
     "local_hosts": "hosts",
@@ -92,9 +102,11 @@ _MODULE_OF = {
     "pytorch_job": "kubernetes",
     "read_hosts": "hosts",
     "read_listing": "part_files",
+    "read_plan": "launch_plan",
     "slurm_hosts": "slurm",
     "source_digest": "local_facts",
     "submit": "slurm",
+    "train_job": "kubernetes",
     "versions": "local_facts",
 }
 

@@ -23,23 +23,24 @@ from pathlib import Path
 from typing import Any
 
 from gnnsys.launch import agent_checks, agent_files
+from gnnsys.launch.line_queue import LineQueue
 from gnnsys.launch.local_facts import host_facts, raise_limits
 from gnnsys.launch.messages import BANNER, MessageReader, MessageWriter
 from gnnsys.launch.network_probe import AgentProbe
 from gnnsys.launch.process_keeper import become_subreaper, end_descendants
 from gnnsys.launch.programs import program_of
-from gnnsys.launch.rank_output import HEADER_TEMPLATE, RankOutput
+from gnnsys.launch.rank_output import RankOutput
+from gnnsys.launch.torchrun import REPORT
 
 PREFIX, LOCK = "gnnsys-launch-", "lock"  # of a job's folder on its host
 READ_SECONDS = 10.0  # for the last lines of a job that has ended
+LAST_WORDS_SECONDS = 1.0  # for what an agent says before it ends
 FIRST_PATIENCE = 60.0  # seconds without a word before the launcher has said how long to wait
 
 
-def torchrun_command(report: Path, logs: str, arguments: list[str]) -> list[str]:
-    return [
-        *(sys.executable, "-c", program_of("torchrun", "sys.exit(main(sys.argv[1], sys.argv[2:]))"), str(report)),
-        *("--log-dir", logs, "--tee", "3", *arguments),
-    ]
+def torchrun_command(folder: str, grace: float, arguments: list[str]) -> list[str]:
+    call = "sys.exit(main(sys.argv[1], float(sys.argv[2]), sys.argv[3:]))"
+    return [sys.executable, "-c", program_of("torchrun", call), folder, str(grace), *arguments]
 
 
 def remove_stale_folders() -> None:
@@ -101,25 +102,60 @@ def read_failures(report: Path) -> list[dict[str, Any]]:
         return []
 
 
+class MessageOutbox:
+    """What the agent says to the launcher, written by a thread: nobody but lines of the job waits until it is read."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._writer = MessageWriter(descriptor, patience=None)  # a dead launcher is noticed by its silence
+        self._messages: LineQueue[dict[str, Any] | None] = LineQueue()
+        self._thread = threading.Thread(target=self._write, daemon=True)
+        self._thread.start()
+
+    def say(self, **message: Any) -> None:
+        self._messages.put(message)
+
+    def say_line(self, rank: int | None, text: str, stream: str) -> None:
+        self._messages.put_line({"event": "line", "rank": rank, "text": text, "stream": stream}, len(text))
+
+    def abandon_lines(self) -> None:
+        """For a launcher that is gone: lines are dropped from now on."""
+        self._messages.close_to_lines()
+
+    @property
+    def is_full(self) -> bool:
+        return self._messages.is_full
+
+    def close(self) -> None:
+        self._messages.put(None)
+        self._thread.join(LAST_WORDS_SECONDS)
+
+    def _write(self) -> None:
+        while (message := self._messages.get()) is not None:
+            try:
+                self._writer.write(message)
+            except OSError:  # the launcher is gone, which ends the main loop as well
+                self.abandon_lines()
+
+
 class HostJob:
     """torchrun on this host, kept by a process of its own (`process_keeper.py`)."""
 
     def __init__(
-        self, arguments: list[str], env: dict[str, str], grace: float, launch: str, say: Callable[..., None]
+        self, arguments: list[str], env: dict[str, str], grace: float, launch: str, outbox: MessageOutbox
     ) -> None:
-        self._say = say
+        self._outbox = outbox
         remove_stale_folders()
         self._folder, lock = make_folder(launch)
-        self._report = Path(self._folder, "failures.json")
+        self._report = Path(self._folder, REPORT)
         keeper = [sys.executable, "-I", "-S", str(Path(__file__).with_name("process_keeper.py")), str(grace)]
-        own = {"PYTHONUNBUFFERED": "1", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": HEADER_TEMPLATE}
+        command = torchrun_command(self._folder, grace, arguments)
         try:
             self._process = subprocess.Popen(
-                [*keeper, self._folder, *torchrun_command(self._report, self._folder, arguments)],
+                [*keeper, self._folder, *command],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env={**os.environ, **own, **env},
+                env={**os.environ, "PYTHONUNBUFFERED": "1", **env},
                 start_new_session=True,
                 pass_fds=[lock],
             )
@@ -155,9 +191,9 @@ class HostJob:
         with stream:
             while data := os.read(stream.fileno(), 1 << 16):
                 for rank, line in output.feed(decoder.decode(data)):
-                    self._say(event="line", rank=rank, text=line, stream=name)
+                    self._outbox.say_line(rank, line, name)
         for rank, line in output.close():
-            self._say(event="line", rank=rank, text=line, stream=name)
+            self._outbox.say_line(rank, line, name)
 
     def _await_end(self) -> None:
         code, failures = 1, []
@@ -167,18 +203,20 @@ class HostJob:
             end_descendants(0.0, {})  # what the keeper kept is below this process once it was killed itself
             for reader in self._readers:
                 reader.join(READ_SECONDS)
+                while reader.is_alive() and self._outbox.is_full:  # by whoever reads what the launcher prints
+                    reader.join(READ_SECONDS)
             failures = read_failures(self._report)
         finally:
             shutil.rmtree(self._folder, ignore_errors=True)
             os.close(self._lock)
-            self._say(event="ended", code=code, failures=failures)
+            self._outbox.say(event="ended", code=code, failures=failures)
 
 
 class Agent:
     """Answers requests until its input ends. Those that take long have a thread each, so that it always answers."""
 
-    def __init__(self, reader: MessageReader, writer: MessageWriter) -> None:
-        self._reader, self._writer = reader, writer
+    def __init__(self, reader: MessageReader, outbox: MessageOutbox) -> None:
+        self._reader, self._outbox = reader, outbox
         self._patience = FIRST_PATIENCE
         self._job: HostJob | None = None
         self._ports = agent_checks.Ports()
@@ -205,19 +243,21 @@ class Agent:
         }
 
     def run(self) -> None:
-        self._say(**BANNER)
+        self._outbox.say(**BANNER)
         try:
             while (message := self._reader.read(self._patience)) is not None:
                 self._answer(message)
         except (EOFError, OSError):
             pass
         finally:
+            self._outbox.abandon_lines()
             self._ports.close()
             self._probe.close()
             self._files.close()
             if self._job is not None:
                 self._job.stop()
                 self._job.wait()
+            self._outbox.close()
 
     def _answer(self, message: dict[str, Any]) -> None:
         do, number = message.pop("do", None), message.pop("id", None)
@@ -228,15 +268,15 @@ class Agent:
         elif do in self._slow:
             threading.Thread(target=self._reply, args=(number, self._slow[do], message), daemon=True).start()
         else:
-            self._say(id=number, error=f"this agent does not know {do!r}: use the same gnnsys on every host")
+            self._outbox.say(id=number, error=f"this agent does not know {do!r}: use the same gnnsys on every host")
 
     def _reply(self, number: Any, function: Callable[..., Any], arguments: dict[str, Any]) -> None:
         try:
             answer = function(**arguments)
         except Exception as error:  # told to the launcher, which names the host
-            self._say(id=number, error=f"{type(error).__name__}: {error}")
+            self._outbox.say(id=number, error=f"{type(error).__name__}: {error}")
         else:
-            self._say(id=number, ok=answer)
+            self._outbox.say(id=number, ok=answer)
 
     def _hello(self, patience: float, script: str | None = None, facts: bool = True) -> dict[str, Any]:
         self._patience = float(patience)
@@ -246,16 +286,12 @@ class Agent:
     def _start(self, arguments: list[str], env: dict[str, str], grace: float, launch: str = "") -> dict[str, int]:
         if self._job is not None:
             raise ValueError("this agent has a job already")
-        self._job = HostJob(arguments, env, grace, launch, self._say)
+        self._job = HostJob(arguments, env, grace, launch, self._outbox)
         return {"pid": self._job.pid}
 
     def _stop(self) -> None:
         if self._job is not None:
             self._job.stop()
-
-    def _say(self, **message: Any) -> None:
-        with contextlib.suppress(OSError):  # the launcher is gone, which ends the main loop as well
-            self._writer.write(message)
 
 
 def main() -> None:
@@ -267,7 +303,7 @@ def main() -> None:
     raise_limits()
     output = os.dup(1)
     os.dup2(2, 1)  # nobody but this agent writes messages
-    Agent(MessageReader(0), MessageWriter(output)).run()
+    Agent(MessageReader(0), MessageOutbox(output)).run()
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from typing import Any
 from gnnsys.launch.hosts import Host
 from gnnsys.launch.messages import BANNER, MessageReader, MessageWriter, parse
 from gnnsys.launch.programs import program_of
+from gnnsys.launch.slurm import srun_command
 
 CLOSE_SECONDS = 5.0
 
@@ -51,7 +52,7 @@ def agent_command(host: Host, ssh: Sequence[str] | None, lost_after: float, conn
     program = shlex.join([host.python, "-c", program_of("agent")])
     inside = f"cd {shlex.quote(host.workdir)} && exec {program}"
     if ssh[0] == "srun":
-        return [*ssh, f"--nodelist={host.name}", "sh", "-c", inside]
+        return srun_command(ssh, host, inside)
     alive = max(1, round(lost_after / 3))
     options = ["BatchMode=yes", f"ConnectTimeout={max(1, round(connect_timeout))}", "ServerAliveCountMax=3"]
     options += [f"ServerAliveInterval={alive}", "ForwardX11=no", "ClearAllForwardings=yes"]
@@ -79,7 +80,7 @@ class AgentChannel:
         self._numbers, self._lock = itertools.count(1), threading.Lock()
         self._noise: deque[str] = deque(maxlen=20)
         self._is_open, self._has_banner = True, threading.Event()
-        self._last_heard = time.monotonic()
+        self._last_heard, self._is_delivering = time.monotonic(), False
         try:
             self._process = subprocess.Popen(
                 command,
@@ -167,8 +168,9 @@ class AgentChannel:
                 else:
                     self._noise.append(line.decode(errors="replace"))
             while message := messages.read():
-                self._last_heard = time.monotonic()
-                self._deliver(message)
+                self._is_delivering = True
+                self._deliver(message)  # may wait for whoever reads what the job prints
+                self._last_heard, self._is_delivering = time.monotonic(), False
         except (EOFError, OSError):
             pass
         except ValueError as error:
@@ -234,8 +236,8 @@ class AgentChannel:
 
     @property
     def silent_for(self) -> float:
-        """Seconds since the agent has said anything."""
-        return time.monotonic() - self._last_heard
+        """Seconds since the agent has said anything. None while something that it has said waits to be heard."""
+        return 0.0 if self._is_delivering else time.monotonic() - self._last_heard
 
     @property
     def is_open(self) -> bool:

@@ -18,13 +18,16 @@ from typing import Any
 
 from gnnsys.launch.channel import CLOSE_SECONDS, AgentChannel, HostError, HostLost, agent_command
 from gnnsys.launch.hosts import Host
+from gnnsys.launch.line_queue import LineQueue
+from gnnsys.launch.local_facts import versions
 from gnnsys.launch.network_probe import PATIENCE, LinkSpeed
 from gnnsys.launch.preflight import Checks, Finding, Preflight, Ready
 from gnnsys.launch.process_keeper import KILL_SECONDS
+from gnnsys.launch.programs import for_torchrun
 
 EXIT_NOT_STARTED = 2  # a host is not as it should be
 EXIT_HOST_LOST = 75  # a host was lost: to try again may help (EX_TEMPFAIL)
-KEPT_LINES = 200  # of each rank, for the traceback
+KEPT_LINES, KEPT_LETTERS = 200, 4000  # of each rank, for the traceback; of each of these lines
 IDLE_SECONDS = 2.0  # that an agent without a job has to end
 FOLLOW_SECONDS = 3.0  # that other hosts have to fail by themselves once one has
 
@@ -32,7 +35,8 @@ FOLLOW_SECONDS = 3.0  # that other hosts have to fail by themselves once one has
 @dataclass(frozen=True, kw_only=True)
 class LaunchOptions:
     """How a job is launched. Seconds: `lost_after` of silence a host counts as dead, `grace` to end after SIGTERM,
-    `connect_timeout` for ssh, `wait_for_hosts` until a lost host must be back. `ssh` None: agents run here."""
+    `connect_timeout` for ssh, `wait_for_hosts` until a lost host must be back. `ssh` None: agents run here.
+    `parts_digest`: of the manifest whose parts hosts are told to serve; None: any."""
 
     ssh: tuple[str, ...] | None = ("ssh",)
     restarts: int = 0
@@ -42,6 +46,7 @@ class LaunchOptions:
     wait_for_hosts: float = 120.0
     env: Mapping[str, str] = field(default_factory=dict)
     is_module: bool = False
+    parts_digest: int | None = None
 
     def __post_init__(self) -> None:
         if self.restarts < 0:
@@ -84,7 +89,7 @@ class HostGroup:
         """`launch`: the same for all lives of a job."""
         self._hosts, self._options, self._say, self._launch = hosts, options, say, launch
         self._channels: list[AgentChannel] = []
-        self._events: queue.Queue[tuple[Host, dict[str, Any] | None]] = queue.Queue()
+        self._events: LineQueue[tuple[Host, dict[str, Any] | None]] = LineQueue()
         self._ahead: dict[str, tuple[float, float]] = {}  # a host's clock: seconds ahead, and the error of that
         self._words: dict[int, deque[str]] = {}
         self._ended: dict[str, int] = {}
@@ -111,7 +116,8 @@ class HostGroup:
             return Ready(findings=found)
         self._channels.sort(key=lambda channel: [host.name for host in self._hosts].index(channel.host.name))
         own = Checks(**{**vars(checks), "verify": verify})
-        return Preflight(self._channels, own, self._clock_error).run(facts)
+        launcher = None if self._options.ssh is None else versions()
+        return Preflight(self._channels, own, self._clock_error).run(facts, launcher)
 
     def _greet(self, hosts: Sequence[Host], script: str | None, facts: dict[str, Any]) -> dict[str, str]:
         """Connects to hosts, all at once, and adds what they say of themselves to `facts`; by name, why one failed."""
@@ -136,8 +142,7 @@ class HostGroup:
         for channel in [channel for channel in self._channels if channel.host.name in failed]:
             self._channels.remove(channel)
             channel.close(1.0)
-        while not self._events.empty():  # ends of channels that have been dealt with
-            self._events.get_nowait()
+        self._events.clear()  # ends of channels that have been dealt with
         return failed
 
     def _await_earlier(self) -> dict[str, str]:
@@ -158,7 +163,10 @@ class HostGroup:
         return failed
 
     def _hear(self, host: Host, message: dict[str, Any] | None) -> None:
-        self._events.put((host, message))
+        if message is not None and message["event"] == "line":
+            self._events.put_line((host, message), len(message["text"]))
+        else:
+            self._events.put((host, message))
 
     def _measure_clock(self, channel: AgentChannel) -> None:
         begin = time.time()
@@ -192,11 +200,9 @@ class HostGroup:
         try:
             asked = []
             for number, channel in enumerate(self._channels):
-                arguments = [f"--nnodes={len(self._channels)}", f"--node-rank={number}", f"--rdzv-id={job}"]
-                arguments += [f"--nproc-per-node={ready.num_ranks[number]}", f"--master-addr={first.address}"]
-                arguments += [f"--master-port={ready.port}", "--rdzv-backend=static", "--max-restarts=0"]
-                arguments += [*(["-m"] if self._options.is_module else []), *command]
-                env = {"GNNSYS_LAUNCH_HOST": channel.host.name, **self._options.env}
+                place = torchrun_options(len(self._channels), number, ready.num_ranks[number], first, ready.port)
+                arguments = [*place, f"--rdzv-id={job}", *script_words(self._options, command)]
+                env = rank_env(channel.host, self._options)
                 self._started.add(channel.host.name)
                 grace, launch = self._options.grace, self._launch
                 asked.append(channel.ask("start", arguments=arguments, env=env, grace=grace, launch=launch))
@@ -254,7 +260,7 @@ class HostGroup:
             self._say(f"{host.name} | {message['text']}", is_error)
             return
         if is_error:
-            self._words.setdefault(rank, deque(maxlen=KEPT_LINES)).append(message["text"])
+            self._words.setdefault(rank, deque(maxlen=KEPT_LINES)).append(message["text"][:KEPT_LETTERS])
         self._say(f"{host.name}:{rank} | {message['text']}", is_error)
 
     def _end(self, host: Host, message: Mapping[str, Any]) -> None:
@@ -317,11 +323,32 @@ class HostGroup:
         return CLOSE_SECONDS if is_silent else self._options.grace + KILL_SECONDS + CLOSE_SECONDS
 
     def close(self) -> None:
+        self._events.close_to_lines()
         closing = [threading.Thread(target=each.close, args=(self._patience(each),)) for each in self._channels]
         for thread in closing:
             thread.start()
         for thread in closing:
             thread.join()
+
+
+def torchrun_options(num_hosts: int, number: int, num_ranks: int | str, first: Host, port: int | str) -> list[str]:
+    """What torchrun on host `number` is told: all meet at the first. A restart is that of a fresh torchrun."""
+    place = [f"--nnodes={num_hosts}", f"--node-rank={number}", f"--nproc-per-node={num_ranks}"]
+    place += [f"--master-addr={first.address}", f"--master-port={port}"]
+    return [*place, "--rdzv-backend=static", "--max-restarts=0"]
+
+
+def script_words(options: LaunchOptions, command: Sequence[str]) -> list[str]:
+    return [*(["-m"] if options.is_module else []), *for_torchrun(command)]
+
+
+def rank_env(host: Host, options: LaunchOptions) -> dict[str, str]:
+    """Variables of a host's ranks, beside torchrun's own. `gnnsys.open` heeds the parts."""
+    env = {"GNNSYS_LAUNCH_HOST": host.name}
+    if host.parts is not None:
+        scope = "" if options.parts_digest is None else f"{options.parts_digest:08x}:"
+        env["GNNSYS_SERVE_PARTS"] = scope + ",".join(map(str, host.parts))
+    return {**env, **options.env}
 
 
 def traceback_of(words: Sequence[str]) -> tuple[str, ...]:

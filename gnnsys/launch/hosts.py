@@ -124,7 +124,7 @@ def _lines(file: Path, text: str) -> list[tuple[int, dict[str, Any]]]:
 def _load(file: Path, text: str) -> Any:
     if file.suffix == ".json":
         try:
-            return json.loads(text, object_pairs_hook=_unique)
+            return json.loads(text, object_pairs_hook=unique_keys)
         except ValueError as error:
             raise ValueError(f"{file} is no JSON: {error}") from None
     try:
@@ -137,7 +137,8 @@ def _load(file: Path, text: str) -> Any:
         raise ValueError(f"{file} is no YAML: {' '.join(str(error).split())}") from None
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """For json.loads: a key that is there twice is a mistake, not the last of both."""
     for number, (key, _) in enumerate(pairs):
         if any(key == other for other, _ in pairs[:number]):
             raise ValueError(f"{key!r} is there twice")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import select
 import signal
 import sys
 import threading
@@ -17,9 +18,11 @@ from typing import Any, NoReturn, TextIO
 
 from gnnsys.launch.host_group import EXIT_HOST_LOST, EXIT_NOT_STARTED, GroupEnd, HostGroup, LaunchOptions
 from gnnsys.launch.hosts import Host
+from gnnsys.launch.messages import is_ready
 from gnnsys.launch.preflight import Checks
 
 EXIT_NOT_READ = 128 + signal.SIGPIPE  # nobody reads what the job prints
+UNREAD_SECONDS = 2.0  # that lines may wait for a reader once the launcher is to end
 
 
 class Interrupted(KeyboardInterrupt):
@@ -44,7 +47,8 @@ class Launcher:
         tell: Callable[[str], None] | None = None,
     ) -> None:
         self._hosts, self._command, self._checks, self._options = list(hosts), list(command), checks, options
-        self._say, self._tell = say or print_line, tell or print_note
+        self._printer = Printer()
+        self._say, self._tell = say or self._printer.line, tell or self._printer.note
         self._launch = secrets.token_hex(8)  # by which hosts know what is left of an earlier life
 
     def run(self) -> int:
@@ -84,6 +88,7 @@ class Launcher:
             return group.run(ready, self._command)
         except KeyboardInterrupt as error:
             number = error.number if isinstance(error, Interrupted) else int(signal.SIGINT)
+            self._printer.patience = UNREAD_SECONDS
             with contextlib.suppress(BrokenPipeError):
                 self._tell(f"{signal.Signals(number).name}: ending the job on every host")
                 group.stop()
@@ -107,23 +112,36 @@ class Launcher:
             self._tell(f"torchrun ended with {outcome.code} without saying which rank failed: see its lines above")
 
 
-def print_line(line: str, is_error: bool) -> None:
-    _print(line, sys.stderr if is_error else sys.stdout)
+class Printer:
+    """Prints lines of ranks, and notes of the launcher. With a `patience`, seconds, it drops what nobody reads."""
+
+    def __init__(self) -> None:
+        self.patience: float | None = None
+
+    def line(self, line: str, is_error: bool) -> None:
+        self._print(line, sys.stderr if is_error else sys.stdout)
+
+    def note(self, line: str) -> None:
+        self._print(f"gnnsys launch: {line}", sys.stderr)
+
+    def _print(self, line: str, stream: TextIO) -> None:
+        """Letters that the stream does not have are written as escapes. BrokenPipeError where nobody reads any more."""
+        if self.patience is not None and not is_ready(stream.fileno(), select.POLLOUT, self.patience):
+            self.patience = 0.0  # was waited for once
+            _forget_buffer(stream)
+            return
+        encoding = stream.encoding or "utf-8"
+        try:
+            print(line.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
+        except BrokenPipeError:
+            _forget_buffer(stream)
+            raise
 
 
-def print_note(line: str) -> None:
-    _print(f"gnnsys launch: {line}", sys.stderr)
-
-
-def _print(line: str, stream: TextIO) -> None:
-    """Letters that the stream does not have are written as escapes. BrokenPipeError where nobody reads it any more."""
-    encoding = stream.encoding or "utf-8"
-    try:
-        print(line.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
-    except BrokenPipeError:
-        with open(os.devnull, "wb") as nothing:  # for what is still in its buffer, when Python ends
-            os.dup2(nothing.fileno(), stream.fileno())
-        raise
+def _forget_buffer(stream: TextIO) -> None:
+    """What is still in its buffer goes nowhere when Python ends, rather than to a pipe that nobody reads."""
+    with open(os.devnull, "wb") as nothing:
+        os.dup2(nothing.fileno(), stream.fileno())
 
 
 @contextlib.contextmanager

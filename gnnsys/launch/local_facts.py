@@ -15,6 +15,7 @@ import shutil
 import socket
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,12 +75,51 @@ def free_memory() -> int | None:
     return None if found is None else int(found[1]) << 10
 
 
-def num_gpus() -> int:
-    """NVIDIA's GPUs that the kernel has, without the seconds that CUDA takes to start."""
+def num_gpus(
+    env: Mapping[str, str] = os.environ, devices: Path = Path("/dev"), driver: Path = Path("/proc/driver/nvidia/gpus")
+) -> int:
+    """NVIDIA's GPUs that a process here may use, without the seconds that CUDA takes to start.
+
+    Inside a Slurm job those of the allocation, else those whose devices can be opened: control groups and containers
+    hide the others. CUDA_VISIBLE_DEVICES narrows both.
+    """
+    found = allocated_gpus(env)
+    if found is None:
+        found = usable_devices(devices, driver)
+    visible = env.get("CUDA_VISIBLE_DEVICES")
+    if visible is None or not found:
+        return found
+    named = [word.strip() for word in visible.split(",")]
+    end = next((number for number, word in enumerate(named) if word in ("", "-1")), len(named))  # as CUDA reads it
+    return end if visible.startswith("MIG-") else min(found, end)
+
+
+def allocated_gpus(env: Mapping[str, str]) -> int | None:
+    """GPUs that Slurm has given to this job on this node; None where it says nothing of GPUs."""
+    if (count := env.get("SLURM_GPUS_ON_NODE", "")).isdecimal():
+        return int(count)
+    for name in ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS"):
+        if name in env:
+            return len([word for word in env[name].split(",") if word.strip()])
+    return None
+
+
+def usable_devices(devices: Path, driver: Path) -> int:
+    """GPUs whose device can be opened; all of the driver where nobody has made their devices yet."""
     try:
-        return len(os.listdir("/proc/driver/nvidia/gpus"))
+        of_driver = len(os.listdir(driver))
     except OSError:
-        return sum(re.fullmatch(r"nvidia\d+", name) is not None for name in os.listdir("/dev"))
+        of_driver = 0
+    names = [name for name in os.listdir(devices) if re.fullmatch(r"nvidia\d+", name)]
+    return sum(_can_open(devices / name) for name in names) if names else of_driver
+
+
+def _can_open(path: Path) -> bool:
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
+    except OSError:
+        return False
+    return True
 
 
 def hard_limit(which: int) -> int | None:

@@ -59,7 +59,7 @@ class MessageReader:
         return found
 
     def _wait(self, deadline: float | None) -> bool:
-        return _is_ready(self._descriptor, select.POLLIN, deadline and max(0.0, deadline - time.monotonic()))
+        return is_ready(self._descriptor, select.POLLIN, deadline and max(0.0, deadline - time.monotonic()))
 
     def _more(self) -> None:
         data = os.read(self._descriptor, _CHUNK)
@@ -71,25 +71,25 @@ class MessageReader:
 class MessageWriter:
     """Writes messages to a pipe, from any thread. TimeoutError where nobody has read for `patience` seconds."""
 
-    def __init__(self, descriptor: int, patience: float = 60.0) -> None:
+    def __init__(self, descriptor: int, patience: float | None = 60.0) -> None:
         os.set_blocking(descriptor, False)
         self._descriptor, self.patience, self._lock = descriptor, patience, threading.Lock()
 
     def write(self, message: dict[str, Any], data: bytes | memoryview = b"") -> None:
         line = memoryview(json.dumps(message).encode() + b"\n")
-        if not self._lock.acquire(timeout=self.patience):
+        if not self._lock.acquire(timeout=-1 if self.patience is None else self.patience):
             raise TimeoutError(f"nothing was read for {self.patience:g} s")
         try:
             for part in (line, memoryview(data)):
                 while part:
-                    if not _is_ready(self._descriptor, select.POLLOUT, self.patience):
+                    if not is_ready(self._descriptor, select.POLLOUT, self.patience):
                         raise TimeoutError(f"nothing was read for {self.patience:g} s")
                     part = part[os.write(self._descriptor, part) :]
         finally:
             self._lock.release()
 
 
-def _is_ready(descriptor: int, event: int, timeout: float | None) -> bool:
+def is_ready(descriptor: int, event: int, timeout: float | None) -> bool:
     """Whether a descriptor can be read or written within `timeout` seconds, or its other end is closed."""
     poll = select.poll()  # unlike select, it takes numbers above 1023: a launcher has three for each host
     poll.register(descriptor, event)

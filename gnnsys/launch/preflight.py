@@ -36,8 +36,11 @@ class Finding:
         return f"{self.host}: {self.problem}: {self.remedy}"
 
 
-def judge_versions(facts: Mapping[str, Facts]) -> list[Finding]:
-    """Hosts whose versions differ from those of most others (of the first host, where it is a draw)."""
+def judge_versions(facts: Mapping[str, Facts], own: Mapping[str, str] | None = None) -> list[Finding]:
+    """Hosts whose versions differ from those of most others (of the first host, where it is a draw).
+
+    `own`: versions of the launcher, whose gnnsys must be that of the hosts.
+    """
     found = []
     for name in ("gnnsys", "torch", "python"):
         by_host = {host: fact["versions"][name] for host, fact in facts.items()}
@@ -49,6 +52,9 @@ def judge_versions(facts: Mapping[str, Facts]) -> list[Finding]:
                 found.append(Finding(host, f"{name} is {version}, and {usual} on {like}", remedy))
             elif version == "missing":
                 found.append(Finding(host, f"{name} is not installed for {facts[host]['python']}", f"install {name}"))
+        if own is not None and name == "gnnsys" and own[name] != usual:
+            remedy = "install the same gnnsys here, or set python or workdir for the hosts"
+            found.append(Finding("the launcher", f"{name} is {own[name]}, and {usual} on {like}", remedy))
     return found
 
 
@@ -85,11 +91,15 @@ def judge_host(host: Host, fact: Facts, num_ranks: int, world_size: int, clock_e
 
 @dataclass(kw_only=True)
 class Checks:
-    """What a preflight looks at beside the hosts themselves. `arguments`: may name directories of parts."""
+    """What a preflight looks at beside the hosts themselves. `arguments`: may name directories of parts.
+
+    `parts_digest`: of the manifest that a plan was made for.
+    """
 
     script: str | None = None
     arguments: Sequence[str] = ()
     parts: str | None = None
+    parts_digest: int | None = None
     verify: bool = True
     port: int = 0
     checkpoints: str | None = None
@@ -118,12 +128,12 @@ class Preflight:
     ) -> None:
         self._channels, self._checks, self._clock_error = list(channels), checks, clock_error
 
-    def run(self, facts: Mapping[str, Facts]) -> Ready:
-        """`facts`: the answers to `hello`, by host."""
+    def run(self, facts: Mapping[str, Facts], own: Mapping[str, str] | None = None) -> Ready:
+        """`facts`: the answers to `hello`, by host; `own`: versions of the launcher."""
         hosts = [channel.host for channel in self._channels]
         ranks = [host.num_ranks(facts[host.name]["gpus"]) for host in hosts]
         ready = Ready(facts=dict(facts), num_ranks=ranks)
-        ready.findings += judge_versions(facts)
+        ready.findings += judge_versions(facts, own)
         for channel, host, num in zip(self._channels, hosts, ranks, strict=True):
             fact = facts[host.name]
             ready.findings += judge_host(host, fact, num, sum(ranks), self._clock_error(channel))
@@ -156,7 +166,7 @@ class Preflight:
     def _parts(self, ready: Ready) -> None:
         named = [argument for argument in self._checks.arguments if not argument.startswith("-")]
         paths = list(dict.fromkeys([*([self._checks.parts] if self._checks.parts else []), *named]))
-        if not paths:
+        if not paths and self._checks.parts_digest is None:
             return
         found = [answer or {} for answer in self._ask("find_parts", lambda _: {"paths": paths}, ready)]
         for path in paths:
@@ -166,6 +176,17 @@ class Preflight:
             elif path == self._checks.parts:
                 remedy = "gnnsys push sends them, gnnsys partition makes them"
                 ready.findings.append(Finding(self._channels[0].host.name, f"{path} has no parts", remedy))
+        self._planned_parts([each for answer in found for each in answer.values()], ready)
+
+    def _planned_parts(self, seen: Sequence[dict[str, Any]], ready: Ready) -> None:
+        """A plan that names its parts is for no others."""
+        planned = self._checks.parts_digest
+        if planned is None or any(each["digest"] == planned for each in seen):
+            return
+        there = ", ".join(sorted({f"{each['digest']:08x}" for each in seen})) or "none"
+        problem = f"the plan is for parts with the digest {planned:08x}, those of the script have {there}"
+        remedy = "plan again for these parts, or name the directory of those by --parts"
+        ready.findings.append(Finding(self._channels[0].host.name, problem, remedy))
 
     def _parts_of(self, path: str, seen: Sequence[dict[str, Any] | None], ready: Ready) -> None:
         names = [channel.host.name for channel in self._channels]
@@ -234,6 +255,8 @@ def served_parts(
     for host, have in zip(hosts, folders, strict=True):
         if lacks := [part for part in host.parts or () if part not in have]:
             return Finding(host.name, f"part {lacks[0]} is not there", "")
+        if host.parts is not None:
+            have &= set(host.parts)
     try:
         machine_of_part = place_parts(num_parts, folders)
     except ValueError as error:

@@ -6,7 +6,14 @@ Python's own. Here it comes last, so that a checkout of gnnsys in it is still fo
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 def program_of(module: str, call: str = "main()") -> str:
     """For `python -c`: runs `main` of a module of gnnsys.launch."""
     return f"import sys; sys.path.sort(key=''.__eq__); from gnnsys.launch.{module} import main; {call}"
+
+
+def for_torchrun(words: Iterable[str]) -> list[str]:
+    """Words of a script as torchrun must get them: it takes $$ for $, and `${local_rank}` for the rank's number."""
+    return [word.replace("$$", "$$$$") for word in words]

@@ -1,7 +1,7 @@
 """From torchrun's output to lines of ranks.
 
-torchrun (`--tee`) writes what its ranks print line by line, each piece behind a header with the rank. A line that a
-rank writes in several pieces has several headers: here it becomes one line again.
+`rank_pipes.py` writes what ranks print piece by piece, each behind a header with the rank. A line that comes in several
+pieces has several headers: here it becomes one line again.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 BEGIN, END = "\x1e", "\x1f"
-HEADER_TEMPLATE = f"{BEGIN}${{rank}}{END}"  # for TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE
 MOST_LINE = 1 << 16  # a longer line is cut into several
 
 

@@ -27,6 +27,29 @@ SRUN = (
     "--quiet",
     "--kill-on-bad-exit=0",
 )
+# srun reads these as its own options. What an allocation has for each of its tasks, or in all, is not for our one task
+# on a node: with --cpus-per-task=8 or --gpus-per-task=1 it would have that little of its node. A label would be read
+# as part of a message.
+OF_OTHER_TASKS = (
+    "SLURM_CPUS_PER_GPU",
+    "SLURM_CPUS_PER_TASK",
+    "SLURM_DISTRIBUTION",
+    "SLURM_EXACT",
+    "SLURM_EXCLUSIVE",
+    "SLURM_GPUS",
+    "SLURM_GPUS_PER_SOCKET",
+    "SLURM_GPUS_PER_TASK",
+    "SLURM_GPU_BIND",
+    "SLURM_LABELIO",
+    "SLURM_NTASKS_PER_CORE",
+    "SLURM_NTASKS_PER_GPU",
+    "SLURM_NTASKS_PER_NODE",
+    "SLURM_NTASKS_PER_SOCKET",
+    "SLURM_STDINMODE",
+    "SLURM_STDOUTMODE",
+    "SLURM_STEP_GRES",
+    "SLURM_TRES_PER_TASK",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +78,43 @@ def slurm_hosts(num_ranks: int = 0, env: Mapping[str, str] = os.environ) -> list
     nodes = env.get("SLURM_JOB_NODELIST")
     if not nodes:
         raise ValueError("there is no Slurm allocation here: use salloc or sbatch, or leave --nodes to gnnsys launch")
-    return [Host(name=name, slots=num_ranks) for name in expand_nodes(nodes)]
+    gpus = gpus_by_node(env)
+    return [Host(name=name, slots=num_ranks, gpus=gpus.get(name)) for name in expand_nodes(nodes)]
+
+
+def gpus_by_node(env: Mapping[str, str]) -> dict[str, int]:
+    """GPUs of each node of an allocation that asked for GPUs of tasks, or in all: our task must ask for a node's own.
+
+    Empty where it asked for GPUs of nodes, which srun gives us by itself, and where scontrol does not say.
+    """
+    if not any(name in env for name in ("SLURM_GPUS", "SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU")):
+        return {}
+    try:
+        shown = subprocess.run(["scontrol", "show", "job", "--details", env["SLURM_JOB_ID"]], capture_output=True)
+    except OSError:
+        return {}
+    return gpus_of_nodes(shown.stdout.decode(errors="replace"))
+
+
+def gpus_of_nodes(details: str) -> dict[str, int]:
+    """
+    >>> gpus_of_nodes("   Nodes=a[1-2] CPU_IDs=0 Mem=0 GRES=gpu:a100:2(IDX:0-1),gpu:b:1(IDX:3),disk:5")
+    {'a1': 3, 'a2': 3}
+    """
+    found = {}
+    for nodes, resources in re.findall(r"^\s+Nodes=(\S+) .*\bGRES=(\S*)", details, re.MULTILINE):
+        count = sum(map(int, re.findall(r"(?:^|[,)])gpu(?::[^:,()]+)?:(\d+)", resources)))
+        found.update({name: count for name in expand_nodes(nodes)})
+    return found
+
+
+def srun_command(srun: Sequence[str], host: Host, program: str, env: Mapping[str, str] = os.environ) -> list[str]:
+    """What runs a line of shell on a node of this allocation, with the variables of this process."""
+    hidden = [name for name in OF_OTHER_TASKS if name in env]
+    without = ["env", *(f"--unset={name}" for name in hidden)] if hidden else []
+    again = "".join(f"export {name}={shlex.quote(env[name])}; " for name in hidden)  # scripts may read them
+    gpus = [f"--gpus={host.gpus}"] if host.gpus else []
+    return [*without, *srun, *gpus, f"--nodelist={host.name}", "sh", "-c", again + program]
 
 
 def expand_nodes(text: str) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from gnnsys.sampling import DistGraph, graph_tables, part_rows
 from gnnsys.store import Policy, Shard, Store
 
 Remember = Callable[[str | None, Sequence[int]], None]
+SERVE_PARTS = "GNNSYS_SERVE_PARTS"
 
 
 def open_alone(path: str | os.PathLike[str], *, verify: bool, policy: Policy | None = None) -> DistGraph:
@@ -134,11 +136,27 @@ def survey(path: str | os.PathLike[str]) -> dict[str, Any]:
         if not folder.is_dir():
             raise ValueError(f"{str(path)!r} is not a directory")
         parts = open_parts(folder, verify=False)
-        digest = hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()
+        manifest = (folder / MANIFEST).read_bytes()
+        digest, told = hashlib.sha256(manifest).hexdigest(), told_to_serve(manifest)
     except (ValueError, OSError) as error:
         return {"error": str(error)}
     have = [part for part in range(parts.num_parts) if (folder / part_folder(part)).is_dir()]
+    if told is not None:
+        have = [part for part in have if part in told]
     return {"digest": digest, "num_parts": parts.num_parts, "folders": have, "path": str(folder.resolve())}
+
+
+def told_to_serve(manifest: bytes) -> set[int] | None:
+    """The parts that `gnnsys launch` has told this machine to serve: "0,1", or "DIGEST:0,1" for one manifest alone."""
+    if (text := os.environ.get(SERVE_PARTS)) is None:
+        return None
+    digest, _, parts = text.rpartition(":")
+    try:
+        if digest and int(digest, 16) != zlib.crc32(manifest):
+            return None
+        return {int(part) for part in parts.split(",") if part}
+    except ValueError:
+        raise ValueError(f"{SERVE_PARTS} must be parts such as 0,1, got {text!r}") from None
 
 
 def plan(reports: Sequence[Mapping[str, Any]], paths: Sequence[str]) -> list[int]:

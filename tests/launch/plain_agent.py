@@ -4,12 +4,11 @@ Of torchrun's arguments it keeps the number of the host, as the variable NODE, a
 """
 
 import sys
-from pathlib import Path
 
 from gnnsys.launch import agent
 
 
-def plain_command(report: Path, logs: str, arguments: list[str]) -> list[str]:
+def plain_command(folder: str, grace: float, arguments: list[str]) -> list[str]:
     options = [word for word in arguments if word.startswith("--") and "=" in word]
     node = [word.replace("--node-rank", "NODE") for word in options if word.startswith("--node-rank=")]
     rest = [word for word in arguments if word not in options]

@@ -37,7 +37,9 @@ MpiDefault=none
 ReturnToService=2
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
-NodeName={nodes} CPUs=1 State=UNKNOWN
+SlurmdParameters=config_overrides
+GresTypes=gpu
+NodeName={nodes} CPUs=4 Gres=gpu:4 State=UNKNOWN
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
@@ -60,6 +62,9 @@ def slurm_lab(folder: Path, num_hosts: int = 2) -> Iterator[tuple[Lab, dict[str,
     (folder / "munge.key").chmod(0o600)
     for name in ("state", *(f"spool-h{host}" for host in range(1, num_hosts + 1))):
         (folder / name).mkdir()
+    for number in range(4):  # GPUs for Slurm: it gives out files, whatever they are
+        (folder / f"gpu{number}").touch()
+    (folder / "gres.conf").write_text(f"Name=gpu File={folder}/gpu[0-3]\n")
     config = folder / "slurm.conf"
     config.write_text(CONFIG.format(folder=folder, nodes=",".join(f"h{host}" for host in range(1, num_hosts + 1))))
     env = {"SLURM_CONF": str(config), "PATH": os.environ["PATH"] + ":/usr/sbin:/sbin"}

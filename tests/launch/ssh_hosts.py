@@ -68,6 +68,7 @@ class SshHosts:
             f"ListenAddress {self.lab.address(host)}\nPort {PORT}\nHostKey {self.folder}/host_key\n"
             f"AuthorizedKeysFile {self.folder}/authorized_keys\nPidFile none\nStrictModes no\nUsePAM no\n"
             "PasswordAuthentication no\nPermitRootLogin prohibit-password\nAllowUsers root\nMaxStartups 100\n"
+            f"SetEnv PYTHONPATH={ROOT}\n"  # whatever other checkout is installed here
         )
         assert SSHD is not None
         daemon = self.lab.start(host, [SSHD, "-D", "-e", "-f", str(config)])

@@ -15,10 +15,19 @@ from tests.support.processes import HANGS_AFTER, ROOT, await_true
 
 COMMAND = [sys.executable, "-m", "gnnsys.cli", "launch"]
 RAISES = """
-import os, sys, time
+import os, signal, sys, time
 rank = int(os.environ["RANK"])
+def refuse(*_):
+    while True:
+        print("asked to end, at", time.monotonic(), file=sys.stderr, flush=True)
+        time.sleep(0.02)
+signal.signal(signal.SIGTERM, refuse)
 print("hello from", rank, sys.argv[1:], os.environ["COLOUR"], os.environ["THP_MEM_ALLOC_ENABLE"], flush=True)
+if rank == 0:
+    open(os.environ["UP"], "w")
 if rank == 1:
+    while not os.path.exists(os.environ["UP"]):
+        time.sleep(0.01)
     class Planted(Exception):
         pass
     def hook(kind, error, trace):
@@ -44,17 +53,21 @@ def package_is_found(monkeypatch, tmp_path):
 
 
 def test_lines_have_their_rank_and_the_first_that_fails_is_named_with_its_traceback_and_code(tmp_path):
+    """And a rank that does not heed SIGTERM is killed after the time of grace: torchrun itself would wait for 30 s."""
     script = tmp_path / "script.py"
     script.write_text(RAISES)
-    command = [*COMMAND, "--local", "2", "--env", "COLOUR=red", str(script), "--epochs", "3"]
+    command = [*COMMAND, "--local", "2", "--grace", "1", "--env", "COLOUR=red", "--env", f"UP={tmp_path / 'up'}"]
+    command += [str(script), "--epochs", "3$$"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS_AFTER)
     assert done.returncode == 7
-    greetings = [f"localhost:{rank} | hello from {rank} ['--epochs', '3'] red 1" for rank in range(2)]
+    greetings = [f"localhost:{rank} | hello from {rank} ['--epochs', '3$$'] red 1" for rank in range(2)]
     assert sorted(done.stdout.splitlines()) == greetings
     last = done.stderr.splitlines()
     assert last[-1] == "gnnsys launch: rank 1 on localhost failed first, with exit code 7: Planted: on purpose"
     traceback = last[len(last) - 1 - last[::-1].index("localhost:1 | Traceback (most recent call last):") : -1]
     assert len(traceback) >= 3 and traceback[-1] == "localhost:1 | Planted: on purpose"
+    asked = [float(line.split()[-1]) for line in last if line.startswith("localhost:0 | asked to end, at ")]
+    assert 0.8 < asked[-1] - asked[0] < 10
     assert not list(tmp_path.glob("gnnsys-launch-*"))
 
 
@@ -103,6 +116,14 @@ def is_alive(pid: int) -> bool:
         (["--hosts", "/no/such/file", "x.py"], "there is no hosts file /no/such/file"),
         (["--local", "1", "--env", "COLOUR", "x.py"], "--env must be NAME=VALUE, got 'COLOUR'"),
         (["--local", "1", "--port", "99999", "x.py"], "--port must be below 65536"),
+        (["--local", "1", "--sbatch=--time=1", "x.py"], "--sbatch is for --slurm, not for --local: leave it away"),
+        (["--local", "0", "--ranks", "1", "x.py"], "--ranks is for --slurm or --k8s, not for --local"),
+        (["--local", "1", "--ssh", "ssh", "x.py"], "--ssh is for --hosts, not for --local"),
+        (["--hosts", "x", "--image", "y", "x.py"], "--image is for --k8s, not for --hosts: leave it away"),
+        (["--hosts", "x", "--nodes", "2", "x.py"], "--nodes is for --slurm or --k8s, not for --hosts"),
+        (["--slurm", "--gpus", "2", "x.py"], "--gpus is for --k8s, not for --slurm"),
+        (["--k8s", "--no-verify", "x.py"], "--no-verify is for --local or --hosts or --slurm, not for --k8s"),
+        (["--k8s", "--grace", "3", "x.py"], "--grace is for --local or --hosts or --slurm, not for --k8s"),
         (["--local", "1", "/no/such/script.py"], "localhost: the script is not there: copy the script there"),
         (["--local", "1", "--resume", "/no/such", str(ROOT / "setup.py")], "/no/such has no checkpoint to go on from"),
         (["--local", "1", "--parts", "/no/such", str(ROOT / "setup.py")], "/no/such has no parts: gnnsys push"),

@@ -52,6 +52,10 @@ def test_the_odd_one_out_has_the_wrong_version():
     odd = {**FACTS, "versions": {**FACTS["versions"], "torch": "2.1"}}
     (found,) = judge_versions({"h1": odd, "h2": FACTS, "h3": FACTS})
     assert str(found).startswith("h1: torch is 2.1, and 2 on h2: install the same torch there")
+    own = {**FACTS["versions"], "gnnsys": "0", "torch": "1"}
+    assert judge_versions({"h1": FACTS}, FACTS["versions"]) == []
+    (found,) = judge_versions({"h1": FACTS}, own)  # torch may be another one: the launcher does not train
+    assert str(found).startswith("the launcher: gnnsys is 0, and 1 on h1: install the same gnnsys here")
     none = {**FACTS, "versions": {**FACTS["versions"], "torch": "missing"}}
     assert [str(each) for each in judge_versions({"h1": none})] == [
         "h1: torch is not installed for /opt/python: install torch"

@@ -20,11 +20,9 @@ from gnnsys.launch.host_group import HostGroup
 from gnnsys.launch.part_files import PartFile, file_problem, read_listing
 from gnnsys.launch.push import shares_of
 from gnnsys.partition import open_parts, partition_graph
-from tests.launch.ssh_hosts import needs_ssh, ssh_hosts
 from tests.support.processes import HANGS_AFTER, ROOT, await_true
 
 NUM_PARTS, NUM_HOSTS = 8, 4
-SIZE = 8 << 20  # seconds on a slow wire
 
 
 @pytest.fixture(autouse=True)
@@ -265,55 +263,3 @@ def test_a_listing_without_torch_says_what_the_parts_room_says(parts, tmp_path):
         with pytest.raises(ValueError, match=why):
             read_listing(tmp_path)
     assert file_problem(tmp_path, PartFile("x", 1, zlib.crc32(b"x")), verify=True) == f"{tmp_path / 'x'} is missing"
-
-
-@needs_ssh
-def test_a_killed_push_over_ssh_goes_on_in_the_middle_of_a_file(tmp_path):
-    """A slow wire to the second host, kill -9 in the middle: the next push sends what the first has not brought."""
-    source = tmp_path / "parts"
-    partition_graph(sbm(500), 2, source)
-    enlarge(source, 1, SIZE)
-    listing = read_listing(source)
-    (tmp_path / "ssh").mkdir()
-    with ssh_hosts(tmp_path / "ssh") as hosts:
-        for host in hosts.lab.names:
-            (tmp_path / host).mkdir()
-            (tmp_path / host / "gnnsys").symlink_to(ROOT / "gnnsys")
-        file = hosts.describe(**{host: f"workdir={tmp_path / host}" for host in hosts.lab.names})
-        command = [sys.executable, "-m", "gnnsys.cli", "push", str(source), "--hosts", str(file), "--to", "data"]
-        command += ["--ssh", " ".join(hosts.ssh), "--connect-timeout", "120"]
-        hosts.lab.set_rate("20mbit")
-        with subprocess.Popen(command) as pushing:
-            await_true(lambda: begun(tmp_path / "h2") > 1 << 20 or pushing.poll() is not None, "a megabyte")
-            pushing.send_signal(signal.SIGKILL)
-        hosts.lab.set_rate(None)
-        for number in hosts.lab.hosts:
-            hosts.await_nothing(number)
-        there, before = begun(tmp_path / "h2"), hosts.lab.bytes()[2]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        moved = (hosts.lab.bytes()[2] - before).bytes_in
-    assert 1 << 20 < there < SIZE and "were there of files that had been begun" in done.stdout
-    assert moved < 1.1 * (SIZE - there) + 300_000
-    for part, host in enumerate(("h1", "h2")):
-        assert all(
-            file_problem(tmp_path / host / "data", each, verify=True) is None for each in listing.of_parts([part])
-        )
-
-
-def enlarge(folder: Path, part: int, size: int) -> None:
-    """Makes the first array of a part larger, and the manifest say so: what is in files does not matter here."""
-    from gnnsys.graph import manifest_checksum
-
-    manifest = json.loads((folder / "manifest.json").read_text())
-    name = f"part-000{part}/0000.npy"
-    data = bytes(range(256)) * (size // 256)
-    (folder / name).write_bytes(data)
-    manifest["files"][name] |= {"bytes": len(data), "crc32": zlib.crc32(data)}
-    manifest.pop("crc32")
-    manifest["crc32"] = manifest_checksum(manifest)
-    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
-
-
-def begun(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.glob("data/part-*/.*.incoming"))

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from gnnsys.cli import main
-from gnnsys.launch import SlurmOptions, batch_file, slurm_hosts
-from gnnsys.launch.slurm import expand_nodes
+from gnnsys.launch import SRUN, Host, SlurmOptions, batch_file, slurm_hosts
+from gnnsys.launch.local_facts import num_gpus
+from gnnsys.launch.slurm import expand_nodes, srun_command
 from tests.launch.slurm_lab import needs_slurm, num_idle, slurm_lab
 from tests.support.processes import ROOT, await_true
 
@@ -36,6 +39,17 @@ def test_the_batch_file_runs_the_same_command_inside_its_allocation(capsys, monk
     )
     assert lines[-1].startswith(f"exec {sys.executable} -m gnnsys.cli launch --slurm --ranks=4 --restarts=3 ")
     assert lines[-1].endswith("train.py parts/ --name 'two words'")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
+    begin, *inside = shlex.split(lines[-1].partition(" launch ")[2])
+    assert main(["launch", begin, "--print", *inside]) == 0
+    assert capsys.readouterr().out.splitlines()[::2] == [
+        "n1: ranks 0 to 3",
+        "n2: ranks 4 to 7",
+        "again on all hosts where it fails: 3 times at most",
+    ]
+    assert main(["launch", "--slurm", "--sbatch=--time=1:00:00", "train.py"]) == 2
+    assert "--sbatch is for a new allocation: say --nodes N, or leave it away" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -63,6 +77,48 @@ def test_an_option_of_a_batch_job_stays_one():
             SlurmOptions(**wrong)
 
 
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        ({}, 4),
+        ({"SLURM_GPUS_ON_NODE": "2"}, 2),
+        ({"SLURM_GPUS_ON_NODE": "0"}, 0),
+        ({"SLURM_STEP_GPUS": "1,3", "SLURM_JOB_GPUS": "0,1,3"}, 2),
+        ({"SLURM_JOB_GPUS": "0,1,3"}, 3),
+        ({"SLURM_JOB_ID": "7"}, 4),  # a cluster that does not count GPUs
+        ({"SLURM_GPUS_ON_NODE": "3", "CUDA_VISIBLE_DEVICES": "0"}, 1),
+        ({"CUDA_VISIBLE_DEVICES": "0,GPU-1"}, 2),
+        ({"CUDA_VISIBLE_DEVICES": "0,-1,2"}, 1),
+        ({"CUDA_VISIBLE_DEVICES": ""}, 0),
+        ({"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b,MIG-c,MIG-d,MIG-e"}, 5),
+    ],
+)
+def test_a_rank_for_each_gpu_of_the_allocation_not_of_the_node(tmp_path, env, expected):
+    for number in range(4):
+        (tmp_path / f"nvidia{number}").touch()
+    for number in (4, 5):
+        (tmp_path / f"nvidia{number}").symlink_to("/no/such/device")  # cannot be opened, as outside of a control group
+    (tmp_path / "nvidiactl").touch()
+    assert num_gpus(env, devices=tmp_path, driver=tmp_path / "none") == expected
+
+
+def test_what_an_allocation_has_for_its_tasks_is_not_for_ours():
+    env = {"SLURM_CPUS_PER_TASK": "8", "SLURM_GPUS": "a b", "SLURM_JOB_ID": "7"}
+    command = srun_command(["srun", "--quiet"], Host(name="n1", gpus=3), "echo $SLURM_CPUS_PER_TASK $SLURM_GPUS", env)
+    assert command[:3] == ["env", "--unset=SLURM_CPUS_PER_TASK", "--unset=SLURM_GPUS"]
+    assert command[3:7] == ["srun", "--quiet", "--gpus=3", "--nodelist=n1"]
+    assert subprocess.check_output(command[7:], text=True) == "8 a b\n"
+    assert srun_command(SRUN, Host(name="n1"), "true", {}) == [*SRUN, "--nodelist=n1", "sh", "-c", "true"]
+
+
+def test_gpus_whose_devices_nobody_has_made_are_the_drivers(tmp_path):
+    driver, devices = tmp_path / "driver", tmp_path / "dev"
+    for folder in (devices, driver / "0000:01:00.0", driver / "0000:02:00.0"):
+        folder.mkdir(parents=True)
+    assert num_gpus({}, devices=devices, driver=driver) == 2
+    assert num_gpus({"CUDA_VISIBLE_DEVICES": "0"}, devices=devices, driver=tmp_path / "none") == 0
+
+
 SCRIPT = """
 import os, sys
 print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], "on", os.uname().nodename, flush=True)
@@ -85,6 +141,17 @@ def test_a_real_slurm_runs_a_job_of_two_tasks(tmp_path):
             for rank in range(2):
                 assert f"h{rank + 1}:{rank} | rank {rank} of 2 on h{rank + 1}" in result.output
         assert "gnnsys launch: rank 1 on h2 failed first, with exit code 6" in result.output
+        by_gpus = [word for word in launch if word not in ("--ranks", "1")]
+        for asked, ranks in (
+            (["--gpus-per-node=2"], {"h1": 2, "h2": 2}),
+            (["--ntasks-per-node=3", "--gpus-per-task=1"], {"h1": 3, "h2": 3}),
+            (["--gpus=4"], None),  # in all: Slurm decides how many on which node
+        ):
+            allocated = ["salloc", "--quiet", "--nodes=2", *asked, *by_gpus, str(tmp_path / "script.py"), "none"]
+            result = lab.exec(1, allocated, env=env, check=False, timeout=170)
+            said = sorted(line.split(" | ")[1] for line in result.output.splitlines() if " | rank " in line)
+            found = Counter(line.split()[-1] for line in said)
+            assert result.code == 0 and (found == ranks or (ranks is None and found.total() == 4)), result.output
         batch = [*launch, "--nodes", "2", f"--sbatch=--output={tmp_path}/out"]
         said = lab.exec(1, [*batch, str(tmp_path / "script.py"), "none"], env=env).output
         assert said.startswith("submitted batch job ")

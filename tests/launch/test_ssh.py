@@ -11,9 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from gnnsys.launch import EXIT_HOST_LOST, EXIT_NOT_STARTED, Checks, Launcher, LaunchOptions, read_hosts
+from gnnsys.launch import (
+    EXIT_HOST_LOST,
+    EXIT_NOT_STARTED,
+    Checks,
+    Launcher,
+    LaunchOptions,
+    LaunchPlan,
+    PlannedHost,
+    read_hosts,
+    read_listing,
+)
 from tests.launch.ssh_hosts import NOWHERE, PORT, SshHosts, needs_ssh, ssh_hosts
-from tests.support.processes import ROOT, await_true
+from tests.support.processes import HANGS_AFTER, ROOT, await_true
 
 pytestmark = needs_ssh
 
@@ -137,6 +147,36 @@ def test_a_missing_part_and_a_changed_byte_are_named_with_their_host_and_file(ho
     assert told() == [f"h1: data: no machine has part 1 of 2: {remedy}"]
 
 
+SERVES = """
+import os, sys
+import gnnsys
+gnnsys.init()
+graph = gnnsys.open(sys.argv[2])
+where = f"{os.environ['RANK']} on {os.uname().nodename}"
+print("rank", where, sys.argv[1], graph.machine, graph.machine_of_part, flush=True)
+"""
+
+
+@pytest.mark.long  # what is told to whom: test_launch_plan.py
+def test_a_plan_says_who_takes_part_and_who_serves_what(hosts, own_disks, tmp_path):
+    """The second host is first here, and serves the second part, though both have both on a disk that they share."""
+    (tmp_path / "serves.py").write_text(SERVES)
+    digest = read_listing(own_disks / "parts").digest
+    planned = (PlannedHost(name="h2", num_ranks=2, parts=(1,)), PlannedHost(name="h1", num_ranks=1, parts=(0,)))
+    plan = LaunchPlan(hosts=planned, parts_digest=digest, arguments=("word",))
+    (tmp_path / "plan.json").write_text(plan.text())
+    options = ["--hosts", str(hosts.describe()), "--ssh", " ".join(hosts.ssh), "--connect-timeout", "120"]
+    options += ["--plan", str(tmp_path / "plan.json"), str(tmp_path / "serves.py"), str(own_disks / "parts")]
+    command = [sys.executable, "-m", "gnnsys.cli", "launch", *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANGS_AFTER)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [
+        "h1:2 | rank 2 on h1 word 1 [1, 0]",
+        "h2:0 | rank 0 on h2 word 0 [1, 0]",
+        "h2:1 | rank 1 on h2 word 0 [1, 0]",
+    ]
+
+
 def test_hosts_that_cannot_reach_each_other_are_named_both_ways(hosts):
     job = Job(hosts, hosts.describe(h2=f"address={NOWHERE}"), ROOT / "setup.py")  # ssh goes to h2 all the same
     assert job.run() == EXIT_NOT_STARTED
@@ -155,10 +195,24 @@ time.sleep(1000)
 """
 
 
+FLOODS = """
+import signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+while True:
+    os.write(1, b"x" * 300 + b"\\n")
+    os.write(2, b"\\x1e3\\x1f\\xff" * 50)
+"""
+
+
 @pytest.fixture(params=["plain", pytest.param("torchrun", marks=pytest.mark.long)])
 def described(request, hosts, tmp_path):
-    """A hosts file whose agents run the script under torchrun, or by itself: enough to see who ends with whom."""
-    if request.param == "torchrun":
+    """A hosts file whose agents run the script under torchrun, or by itself: enough to see who ends with whom.
+
+    Under torchrun it prints as fast as it can and does not heed SIGTERM, else it sleeps.
+    """
+    is_plain = request.param == "plain"
+    (tmp_path / "sleeps.py").write_text(SLEEPS if is_plain else SLEEPS.replace("time.sleep(1000)", FLOODS))
+    if not is_plain:
         return hosts.describe()
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} {ROOT}/tests/launch/plain_agent.py\n")
@@ -171,10 +225,9 @@ def are_up(folder: Path) -> bool:
 
 
 def test_a_launcher_that_is_killed_leaves_nothing_on_any_host(hosts, described, tmp_path):
-    (tmp_path / "sleeps.py").write_text(SLEEPS)
     options = ["--hosts", str(described), "--ssh", " ".join(hosts.ssh), "--connect-timeout", "120", "--grace", "1"]
     command = [sys.executable, "-m", "gnnsys.cli", "launch", *options, str(tmp_path / "sleeps.py"), str(tmp_path)]
-    with subprocess.Popen(command, cwd=ROOT) as launcher:
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as launcher:
         await_true(lambda: are_up(tmp_path), "two ranks")
         assert all(any("sleep 1000" in line for line in hosts.processes(host)) for host in (1, 2))
         launcher.send_signal(signal.SIGKILL)
@@ -184,7 +237,6 @@ def test_a_launcher_that_is_killed_leaves_nothing_on_any_host(hosts, described, 
 
 @pytest.mark.parametrize("how", ["power", "cable"])
 def test_a_host_that_dies_in_the_middle_of_a_job_ends_it_on_the_others(hosts, described, tmp_path, how):
-    (tmp_path / "sleeps.py").write_text(SLEEPS)
     job = Job(hosts, described, tmp_path / "sleeps.py", tmp_path, lost_after=5.0, grace=1.0)
 
     def break_it() -> None:

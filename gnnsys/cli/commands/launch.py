@@ -10,6 +10,38 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gnnsys.launch import LaunchPlan
+
+
+MODES = ("local", "hosts", "slurm", "k8s")
+_LAUNCHED = ("local", "hosts", "slurm")  # by a launcher, not by Kubernetes
+# Options that not every mode has, with these modes and what they are where they are not given.
+_SOME_MODES: dict[str, tuple[tuple[str, ...], Any]] = {
+    "plan": (_LAUNCHED, None),
+    "parts": (_LAUNCHED, None),
+    "no_verify": (_LAUNCHED, False),
+    "resume": (_LAUNCHED, None),
+    "port": (_LAUNCHED, 0),
+    "lost_after": (_LAUNCHED, 30.0),
+    "grace": (_LAUNCHED, 15.0),
+    "connect_timeout": (_LAUNCHED, 20.0),
+    "wait_for_hosts": (_LAUNCHED, 120.0),
+    "ssh": (("hosts",), "ssh"),
+    "nodes": (("slurm", "k8s"), None),
+    "ranks": (("slurm", "k8s"), 0),
+    "sbatch": (("slurm",), ""),
+    "kind": (("k8s",), "pytorchjob"),
+    "runtime": (("k8s",), "torch-distributed"),
+    "image": (("k8s",), ""),
+    "name": (("k8s",), None),
+    "gpus": (("k8s",), 0),
+    "memory": (("k8s",), None),
+    "shm": (("k8s",), "8Gi"),
+    "claim": (("k8s",), None),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,52 +49,83 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--local", type=int, metavar="N", help="N ranks on this machine")
     where.add_argument("--hosts", metavar="FILE", help="on every host of FILE, over ssh (one name per line, or YAML)")
     where.add_argument("--slurm", action="store_true", help="on the nodes of this Slurm allocation, or of a new one")
-    where.add_argument("--k8s", action="store_true", help="print a manifest for Kubeflow's training operator")
+    where.add_argument("--k8s", action="store_true", help="print a manifest for Kubeflow")
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module, as for python -m")
+    parser.add_argument("--plan", metavar="FILE", help="hosts, ranks, parts and arguments of a plan (docs/launch.md)")
+    parser.add_argument("--print", action="store_true", help="print what would run, and run nothing")
     parser.add_argument("--parts", metavar="DIR", help="parts to look for on every host (else: DIRs in ARGS)")
-    parser.add_argument("--no-verify", action="store_true", help="do not compare parts with their checksums")
+    parser.add_argument(
+        "--no-verify", action="store_true", default=None, help="do not compare parts with their checksums"
+    )
     parser.add_argument("--restarts", type=int, default=0, metavar="N", help="start the group again, N times at most")
     parser.add_argument("--resume", metavar="DIR", help="start only if DIR has a checkpoint to go on from")
     parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="for every rank; repeatable")
-    parser.add_argument("--port", type=int, default=0, help="where ranks meet on the first host (default: any free)")
-    parser.add_argument("--ssh", default="ssh", metavar="COMMAND", help="such as 'ssh -F my_config' (ssh)")
-    parser.add_argument("--lost-after", type=float, default=30.0, metavar="S", help="silence of a dead host (30)")
-    parser.add_argument("--grace", type=float, default=15.0, metavar="S", help="between SIGTERM and SIGKILL (15)")
-    parser.add_argument("--connect-timeout", type=float, default=20.0, metavar="S", help="for ssh (20)")
-    parser.add_argument("--wait-for-hosts", type=float, default=120.0, metavar="S", help="before a restart (120)")
+    parser.add_argument("--port", type=int, help="where ranks meet on the first host (default: any free)")
+    parser.add_argument("--ssh", metavar="COMMAND", help="with --hosts: such as 'ssh -F my_config' (ssh)")
+    parser.add_argument("--lost-after", type=float, metavar="S", help="silence of a dead host (30)")
+    parser.add_argument("--grace", type=float, metavar="S", help="between SIGTERM and SIGKILL (15)")
+    parser.add_argument("--connect-timeout", type=float, metavar="S", help="for ssh (20)")
+    parser.add_argument("--wait-for-hosts", type=float, metavar="S", help="before a restart (120)")
     slurm = parser.add_argument_group("with --slurm")
     slurm.add_argument("--nodes", type=int, metavar="N", help="of a new allocation; with --k8s: pods")
-    slurm.add_argument("--ranks", type=int, default=0, metavar="N", help="per node, or per pod (default: one per GPU)")
-    slurm.add_argument(
-        "--sbatch", default="", metavar="OPTIONS", help="for a new allocation: --sbatch='--time=1:00:00'"
-    )
-    slurm.add_argument("--print", action="store_true", help="with --nodes: print the batch file, submit nothing")
+    slurm.add_argument("--ranks", type=int, metavar="N", help="per node, or per pod (default: one per GPU)")
+    slurm.add_argument("--sbatch", metavar="OPTIONS", help="for a new allocation: --sbatch='--time=1:00:00'")
     pods = parser.add_argument_group("with --k8s")
-    pods.add_argument("--image", default="", help="that has your script, torch and gnnsys")
+    pods.add_argument("--kind", choices=["pytorchjob", "trainjob"], help="of manifest (pytorchjob)")
+    pods.add_argument("--runtime", metavar="NAME", help="of a trainjob, in the cluster (torch-distributed)")
+    pods.add_argument("--image", help="that has your script, torch and gnnsys")
     pods.add_argument("--name", help="of the job (default: that of the script)")
-    pods.add_argument("--gpus", type=int, default=0, metavar="N", help="for each pod")
+    pods.add_argument("--gpus", type=int, metavar="N", help="for each pod")
     pods.add_argument("--memory", metavar="SIZE", help="for each pod: 64Gi")
-    pods.add_argument("--shm", default="8Gi", metavar="SIZE", help="of each pod's /dev/shm (8Gi)")
+    pods.add_argument("--shm", metavar="SIZE", help="of each pod's /dev/shm (8Gi)")
     pods.add_argument("--claim", metavar="NAME:/PATH", help="a volume claim with parts and checkpoints")
     parser.add_argument("script", metavar="SCRIPT", help="your training script")
     parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="of your script")
 
 
 def run(args: argparse.Namespace) -> int:
-    from gnnsys.launch import SRUN, Checks, Launcher, LaunchOptions, in_allocation, local_hosts, read_hosts, slurm_hosts
+    from gnnsys.launch import in_allocation
 
+    _keep_to_the_mode(args)
     if not 0 <= args.port < 65536:
         raise ValueError(f"--port must be below 65536, or 0 for any free one, got {args.port}")
     if args.k8s:
         return _print_manifest(args)
     if args.slurm and (args.nodes is not None or not in_allocation()):
         return _submit(args)
+    if args.sbatch:
+        raise ValueError("--sbatch is for a new allocation: say --nodes N, or leave it away inside this one")
+    return _launch(args)
+
+
+def _keep_to_the_mode(args: argparse.Namespace) -> None:
+    """Refuses options that the mode has no use for, and fills in what was not given."""
+    mode = next(name for name in MODES if (value := getattr(args, name)) is not None and value is not False)
+    for name, (modes, default) in _SOME_MODES.items():
+        if getattr(args, name) is None:
+            setattr(args, name, default)
+        elif mode not in modes:
+            whose = " or ".join(f"--{each}" for each in modes)
+            raise ValueError(f"--{name.replace('_', '-')} is for {whose}, not for --{mode}: leave it away")
+
+
+def _launch(args: argparse.Namespace) -> int:
+    from gnnsys.launch import SRUN, Checks, Launcher, LaunchOptions, job_text, local_hosts, read_hosts, slurm_hosts
+
+    ssh: tuple[str, ...] | None = None
+    plan = _read_plan(args)
     if args.slurm:
-        hosts, ssh = slurm_hosts(args.ranks), (SRUN if args.ssh == "ssh" else tuple(shlex.split(args.ssh)))
+        hosts, ssh = slurm_hosts(args.ranks), SRUN
     elif args.hosts is not None:
         hosts, ssh = read_hosts(args.hosts), tuple(shlex.split(args.ssh))
     else:
-        hosts, ssh = local_hosts(args.local), None
+        hosts = local_hosts(args.local)
+    if plan is not None and args.local is not None:
+        hosts = plan.choose_here(hosts[0])
+    elif plan is not None:
+        hosts = plan.choose(hosts, "this allocation" if args.slurm else args.hosts)
+    digest = None if plan is None else plan.parts_digest
+    words = [*(plan.arguments if plan is not None else ()), *args.args]
     options = LaunchOptions(
         ssh=ssh,
         restarts=args.restarts,
@@ -70,18 +133,34 @@ def run(args: argparse.Namespace) -> int:
         grace=args.grace,
         connect_timeout=args.connect_timeout,
         wait_for_hosts=args.wait_for_hosts,
-        env=dict(_pair(text) for text in args.env),
+        env={**(plan.env if plan is not None else {}), **dict(_pair(text) for text in args.env)},
         is_module=args.module,
+        parts_digest=digest,
     )
     checks = Checks(
         script=None if args.module else args.script,
-        arguments=args.args,
+        arguments=words,
         parts=args.parts,
+        parts_digest=digest,
         verify=not args.no_verify,
         port=args.port,
         checkpoints=args.resume,
     )
-    return Launcher(hosts, [args.script, *args.args], checks, options).run()
+    command = [args.script, *words]
+    if args.print:
+        print(job_text(hosts, command, options, args.port), end="")
+        return 0
+    return Launcher(hosts, command, checks, options).run()
+
+
+def _read_plan(args: argparse.Namespace) -> LaunchPlan | None:
+    from gnnsys.launch import read_plan
+
+    if args.plan is None:
+        return None
+    if args.ranks:
+        raise ValueError("--ranks is what the plan says: leave it away, or change the plan")
+    return read_plan(args.plan)
 
 
 def _submit(args: argparse.Namespace) -> int:
@@ -92,6 +171,7 @@ def _submit(args: argparse.Namespace) -> int:
 
     if args.nodes is None:
         raise ValueError("there is no Slurm allocation here: say --nodes N for a new one, or use salloc")
+    _read_plan(args)  # what is wrong with it is told now, not when the job has waited for its nodes
     name = Path(args.script).stem
     options = SlurmOptions(num_nodes=args.nodes, arguments=tuple(shlex.split(args.sbatch)), job_name=f"gnnsys-{name}")
     command = [sys.executable, "-m", "gnnsys.cli", "launch", *_again(args)]
@@ -105,10 +185,11 @@ def _submit(args: argparse.Namespace) -> int:
 
 def _again(args: argparse.Namespace) -> list[str]:
     """The options of this command that count inside an allocation."""
-    words = ["--slurm", f"--ranks={args.ranks}", f"--restarts={args.restarts}", f"--port={args.port}"]
+    words = ["--slurm", *([f"--ranks={args.ranks}"] if args.ranks else [])]
+    words += [f"--restarts={args.restarts}", f"--port={args.port}"]
     for name in ("lost_after", "grace", "connect_timeout", "wait_for_hosts"):
         words.append(f"--{name.replace('_', '-')}={getattr(args, name):g}")
-    words += [f"--{name}={value}" for name in ("parts", "resume") if (value := getattr(args, name)) is not None]
+    words += [f"--{name}={value}" for name in ("plan", "parts", "resume") if (value := getattr(args, name)) is not None]
     words += [f"--env={pair}" for pair in args.env]
     words += (["--no-verify"] if args.no_verify else []) + (["-m"] if args.module else [])
     return [*words, args.script, *args.args]
@@ -117,8 +198,10 @@ def _again(args: argparse.Namespace) -> list[str]:
 def _print_manifest(args: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from gnnsys.launch import PodOptions, manifest_text, pytorch_job
+    from gnnsys.launch import PodOptions, manifest_text, pytorch_job, train_job
 
+    if args.kind != "trainjob" and args.runtime != _SOME_MODES["runtime"][1]:
+        raise ValueError("--runtime is for --kind trainjob: a pytorchjob has none")
     options = PodOptions(
         name=args.name or Path(args.script).stem.lower().replace("_", "-"),
         image=args.image,
@@ -129,10 +212,12 @@ def _print_manifest(args: argparse.Namespace) -> int:
         shm=args.shm,
         claim=args.claim,
         restarts=args.restarts,
+        runtime=args.runtime,
         env=dict(_pair(text) for text in args.env),
     )
     command = [*(["-m"] if args.module else []), args.script, *args.args]
-    print(manifest_text(pytorch_job(command, options)), end="")
+    made = train_job(command, options) if args.kind == "trainjob" else pytorch_job(command, options)
+    print(manifest_text(made), end="")
     return 0
 
 

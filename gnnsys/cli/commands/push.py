@@ -14,6 +14,7 @@ import sys
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("parts", metavar="DIR", help="what gnnsys partition wrote")
     parser.add_argument("--hosts", metavar="FILE", required=True, help="one name per line, or YAML; see gnnsys launch")
+    parser.add_argument("--plan", metavar="FILE", help="send each host the parts of a plan; see gnnsys launch")
     parser.add_argument("--to", metavar="DIR", help="where on the hosts (default: the same path)")
     parser.add_argument("--overwrite", action="store_true", help="replace other parts that are there")
     parser.add_argument("--ssh", default="ssh", metavar="COMMAND", help="such as 'ssh -F my_config' (ssh)")
@@ -22,14 +23,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from gnnsys.cli.progress import Progress
-    from gnnsys.launch import PushOptions, push_parts, read_hosts
+    from gnnsys.launch import PushOptions, push_parts, read_hosts, read_plan
     from gnnsys.observe import format_size
 
     options = PushOptions(
         ssh=tuple(shlex.split(args.ssh)), overwrite=args.overwrite, connect_timeout=args.connect_timeout
     )
+    hosts = read_hosts(args.hosts)
+    if args.plan is not None:
+        plan = read_plan(args.plan)
+        plan.check_parts(args.parts)
+        hosts = plan.choose(hosts, args.hosts)
     with Progress.reported("push") as progress:
-        results = push_parts(args.parts, read_hosts(args.hosts), options, to=args.to, progress=progress)
+        results = push_parts(args.parts, hosts, options, to=args.to, progress=progress)
     for pushed in results:
         for name in pushed.replaced:
             print(f"gnnsys push: {pushed.host}: {name} did not match its checksum, and was replaced", file=sys.stderr)

@@ -1,0 +1,214 @@
+"""Plans: who takes part with how many ranks and which parts. What is wrong is one line, and nothing is started."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gnnsys.cli import main
+from gnnsys.graph import sbm
+from gnnsys.launch import Checks, Host, HostGroup, LaunchOptions, LaunchPlan, PlannedHost, read_listing, read_plan
+from gnnsys.partition import partition_graph
+from tests.launch.test_push import HERE, own_disks, push
+from tests.support.processes import ROOT
+
+PLAN = {
+    "format": "gnnsys-launch-plan",
+    "version": 1,
+    "hosts": [{"name": "h3", "ranks": 2, "parts": [2, 0]}, {"name": "h1", "ranks": 1, "parts": [1]}],
+    "parts_digest": "000000ff",
+    "env": {"OMP_NUM_THREADS": "8"},
+    "arguments": ["--batch-size", "512"],
+}
+
+
+@pytest.fixture(autouse=True)
+def package_is_found(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+def written(tmp_path: Path, plan: object) -> Path:
+    (tmp_path / "plan.json").write_text(plan if isinstance(plan, str) else json.dumps(plan))
+    return tmp_path / "plan.json"
+
+
+def test_a_plan_is_read_as_it_is_written(tmp_path):
+    plan = read_plan(written(tmp_path, PLAN))
+    hosts = (PlannedHost(name="h3", num_ranks=2, parts=(2, 0)), PlannedHost(name="h1", num_ranks=1, parts=(1,)))
+    words = ("--batch-size", "512")
+    assert plan == LaunchPlan(hosts=hosts, parts_digest=255, env={"OMP_NUM_THREADS": "8"}, arguments=words)
+    assert json.loads(plan.text()) == PLAN
+    few = LaunchPlan(hosts=(PlannedHost(name="h1", num_ranks=3),))
+    assert read_plan(written(tmp_path, few.text())) == few
+    short = {key: PLAN[key] for key in ("format", "version")} | {"hosts": [{"name": "h1", "ranks": 3}]}
+    assert read_plan(written(tmp_path, short)) == few
+
+
+def test_hosts_of_a_description_take_part_as_the_plan_says(tmp_path):
+    described = [Host(name=f"h{number}", address=f"10.0.0.{number}", slots=4, memory=7) for number in range(1, 5)]
+    third, first = read_plan(written(tmp_path, PLAN)).choose(described, "the file")
+    assert third == replace(described[2], slots=2, parts=(2, 0)) and first == replace(described[0], slots=1, parts=(1,))
+    with pytest.raises(ValueError, match=r"the plan has host h3, hosts\.txt has not: it has h1, h2"):
+        read_plan(tmp_path / "plan.json").choose(described[:2], "hosts.txt")
+
+
+HOST = {"name": "h1", "ranks": 1}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("[", "is no JSON"),
+        ('{"format": "a", "format": "b"}', "'format' is there twice"),
+        ([1], 'it is no plan of a launch: "format" must be "gnnsys-launch-plan"'),
+        ({"format": "gnnsys-parts"}, "it is no plan of a launch"),
+        ({"version": 2}, "version 2 is not understood: make the plan anew (version 1)"),
+        ({"host": []}, "the plan has an unknown key 'host': there are format, version, hosts"),
+        ({"hosts": []}, '"hosts" must be a list of at least one'),
+        ({"hosts": ["h1"]}, "host 1 must be"),
+        ({"hosts": [{**HOST, "gpus": 1}]}, "host h1 has an unknown key 'gpus': there are name, ranks, parts"),
+        ({"hosts": [{"name": "h1"}]}, 'host h1: "ranks" must be a whole number of at least 1, got None'),
+        ({"hosts": [{"name": "h1", "ranks": True}]}, '"ranks" must be a whole number of at least 1, got True'),
+        ({"hosts": [HOST, HOST]}, "host h1 is there twice"),
+        ({"hosts": [{**HOST, "parts": [-1]}]}, '"parts" must be a list of whole numbers, got [-1]'),
+        ({"hosts": [{**HOST, "parts": [0, 0]}]}, "part 0 is served by h1 and by h1"),
+        ({"hosts": [{**HOST, "parts": [1]}]}, "no host serves part 0, one serves part 1"),
+        ({"hosts": [{**HOST, "parts": [0]}, {"name": "h2", "ranks": 1}]}, 'host h2 has no "parts", others have'),
+        ({"parts_digest": 255}, '"parts_digest" must be eight hexadecimal digits, got 255'),
+        ({"env": {"A": 1}}, '"env" must be a mapping of names to text'),
+        ({"env": {"A=B": "1"}}, "'A=B' can be no name of a variable"),
+        ({"arguments": "--fast"}, '"arguments" must be a list of words'),
+    ],
+)
+def test_what_is_wrong_in_a_plan_is_one_line(tmp_path, change, message, capsys):
+    file = written(tmp_path, {**PLAN, **change} if isinstance(change, dict) else change)
+    assert main(["launch", "--local", "1", "--plan", str(file), "train.py"]) == 2
+    (told,) = capsys.readouterr().err.splitlines()
+    assert str(file) in told and message in told
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--local", "3"], "the plan has 2 hosts, --local has one: use --hosts FILE"),
+        (
+            ["--slurm", "--nodes", "2", "--ranks", "2"],
+            "--ranks is what the plan says: leave it away, or change the plan",
+        ),
+        (["--k8s", "--image", "x"], "--plan is for --local or --hosts or --slurm, not for --k8s"),
+    ],
+)
+def test_a_plan_that_does_not_fit_its_mode_is_refused(tmp_path, options, message, capsys):
+    assert main(["launch", *options, "--plan", str(written(tmp_path, PLAN)), "train.py"]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_ranks_of_a_plan_are_those_of_this_machine(tmp_path, capsys):
+    file = str(written(tmp_path, {**PLAN, "hosts": [{"name": "any", "ranks": 2}]}))
+    assert main(["launch", "--local", "3", "--plan", file, "train.py"]) == 2
+    assert "the plan has 2 ranks: write --local 2, got 3" in capsys.readouterr().err
+    assert main(["launch", "--local", "2", "--plan", file, "--print", "train.py"]) == 0
+    assert capsys.readouterr().out.startswith("localhost (127.0.0.1): ranks 0 to 1\n")
+
+
+def test_what_would_run_is_printed_and_nothing_is_run(tmp_path, capsys):
+    (tmp_path / "hosts").write_text("".join(f"h{n} address=10.0.0.{n} workdir=/data python=py\n" for n in range(1, 5)))
+    command = ["launch", "--hosts", str(tmp_path / "hosts"), "--plan", str(written(tmp_path, PLAN)), "--port", "7000"]
+    command += ["--env", "A=b c", "--restarts", "2", "--print", "train.py", "parts/"]
+    assert main(command) == 0
+    torchrun = "py -m torch.distributed.run --nnodes=2 --node-rank={} --nproc-per-node={} --master-addr=10.0.0.3"
+    torchrun += " --master-port=7000 --rdzv-backend=static --max-restarts=0 train.py --batch-size 512 parts/"
+    env = "env GNNSYS_LAUNCH_HOST={} GNNSYS_SERVE_PARTS=000000ff:{} OMP_NUM_THREADS=8 'A=b c' "
+    assert capsys.readouterr().out.splitlines() == [
+        "h3 (10.0.0.3): ranks 0 to 1, serves parts 2,0",
+        "  cd /data && " + env.format("h3", "2,0") + torchrun.format(0, 2),
+        "h1 (10.0.0.1): rank 2, serves parts 1",
+        "  cd /data && " + env.format("h1", "1") + torchrun.format(1, 1),
+        "again on all hosts where it fails: 2 times at most",
+    ]
+
+
+def test_a_mode_without_a_plan_prints_too_and_the_ranks_of_a_host_may_be_its_gpus(tmp_path, capsys):
+    (tmp_path / "hosts").write_text("h1 slots=2\nh2\nh3 slots=1\n")
+    assert main(["launch", "--hosts", str(tmp_path / "hosts"), "--print", "-m", "train"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0::2] == ["h1: ranks 0 to 1", "h2: one rank per GPU", "h3: 1 rank"]
+    assert "--nproc-per-node=GPUS" in lines[3] and all("--master-port=PORT" in line for line in lines[1::2])
+    assert lines[1].endswith(" -m train")
+    script = tmp_path / "script.py"
+    script.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    assert main(["launch", "--local", "1", "--print", str(script)]) == 0
+    assert capsys.readouterr().out.startswith("localhost (127.0.0.1): rank 0\n") and not (tmp_path / "ran").exists()
+
+
+def test_a_plan_of_other_parts_is_refused_by_every_host_and_one_of_these_is_heeded(tmp_path):
+    partition_graph(sbm(500), 2, tmp_path / "parts")
+    hosts = [replace(host, address="127.0.0.1") for host in own_disks(tmp_path, 2)]
+    push(tmp_path / "parts", [replace(host, parts=(0, 1)) for host in hosts])
+    right = read_listing(tmp_path / "parts").digest
+
+    def findings(digest: int, *parts: tuple[int, ...], argument: str = "data") -> list[str]:
+        told = [replace(host, parts=own) for host, own in zip(hosts, parts, strict=True)]
+        group = HostGroup(told, LaunchOptions(ssh=HERE, connect_timeout=120.0), lambda *_: None)
+        try:
+            checks = Checks(arguments=[argument], parts_digest=digest)
+            return [str(finding) for finding in group.connect(checks, 0.0, verify=True).findings]
+        finally:
+            group.close()
+
+    assert findings(right, (1,), (0,)) == []
+    (other,) = findings(right ^ 1, (1,), (0,))
+    assert re.match(
+        f"h0: the plan is for parts with the digest {right ^ 1:08x}, those of the script have {right:08x}", other
+    )
+    (none,) = findings(right, (1,), (0,), argument="nothing")
+    assert f"the plan is for parts with the digest {right:08x}, those of the script have none" in none
+    (beyond,) = findings(right, (1, 2), (0,))
+    assert beyond.startswith("h0: data: part 2 is not there")
+    (left,) = findings(right, (1,), ())
+    assert "no machine has part 0 of 2" in left
+
+
+def test_a_push_sends_what_the_plan_says_and_refuses_other_parts(tmp_path, capsys):
+    partition_graph(sbm(500), 2, tmp_path / "parts")
+    for host in own_disks(tmp_path, 3):
+        with open(tmp_path / "hosts", "a") as file:
+            file.write(f"{host.name} workdir={host.workdir}\n")
+    hosts = [{"name": "h2", "ranks": 1, "parts": [1]}, {"name": "h0", "ranks": 1, "parts": [0]}]
+    digest = f"{read_listing(tmp_path / 'parts').digest:08x}"
+    command = ["push", str(tmp_path / "parts"), "--hosts", str(tmp_path / "hosts"), "--to", "data"]
+    command += ["--ssh", shlex.join(HERE), "--connect-timeout", "120", "--plan", str(tmp_path / "plan.json")]
+    written(tmp_path, {**PLAN, "hosts": hosts})
+    assert main(command) == 2
+    assert f"the plan is for parts with the digest 000000ff, {tmp_path}/parts has {digest}" in capsys.readouterr().err
+    written(tmp_path, {**PLAN, "hosts": hosts, "parts_digest": digest})
+    assert main(command) == 0
+    there = {host: sorted(each.name for each in (tmp_path / host).glob("data/part-*")) for host in ("h0", "h1", "h2")}
+    assert there == {"h0": ["part-0000"], "h1": [], "h2": ["part-0001"]}
+
+
+def test_a_machine_serves_what_it_is_told_to(tmp_path, monkeypatch):
+    from gnnsys.session.open_parts import plan, survey
+
+    partition_graph(sbm(500), 2, tmp_path / "parts")
+    digest = read_listing(tmp_path / "parts").digest
+    reports = []
+    for text, folders in (
+        (None, [0, 1]),
+        ("1", [1]),
+        (f"{digest:08x}:0", [0]),
+        (f"{digest ^ 1:08x}:0", [0, 1]),
+        ("", []),
+    ):
+        if text is not None:
+            monkeypatch.setenv("GNNSYS_SERVE_PARTS", text)
+        reports.append(survey(tmp_path / "parts"))
+        assert reports[-1]["folders"] == folders
+    assert plan(reports[1:3], ["parts"] * 2) == [1, 0]
+    monkeypatch.setenv("GNNSYS_SERVE_PARTS", "all")
+    assert survey(tmp_path / "parts") == {"error": "GNNSYS_SERVE_PARTS must be parts such as 0,1, got 'all'"}
