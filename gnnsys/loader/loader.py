@@ -135,8 +135,9 @@ class Loader:
         self._execution: PlannedExecution | None = None
 
     def _plan_execution(
-        self, execution: str | ExecutionPlan, make: Callable[[Way], Loader], visits: Visits | None
-    ) -> None:
+        self, execution: str | ExecutionPlan, make: Callable[[Way], Loader], visits: Visits | None, *,
+        is_told_threads: bool, is_in_order: bool,
+    ) -> None:  # fmt: skip
         """Has batches made by a plan, or by the best that is possible. `make` makes a loader that goes another way."""
         target = None if self._device.type == "cpu" else self._device
         made_for = {"loader": checksum(repr(self._identity.state()), *self._schedule.state().values())}
@@ -145,16 +146,32 @@ class Loader:
             check_made_for(execution, made_for)
             plan = execution
         elif execution == AUTO:
-            plan = make_plan(self.graph, target, visits, made_for)
+            plan = make_plan(
+                self.graph, target, visits, made_for, num_threads=self.num_threads, is_told_threads=is_told_threads,
+                is_in_order=is_in_order,
+            )  # fmt: skip
         else:
             raise ValueError(f'execution must be None, "{AUTO}" or an ExecutionPlan, got {execution!r}')
         me = weakref.ref(self)  # what carries out the plan must not keep the loader alive
 
         def loader_of(way: Way) -> WayLoader:
+            own = cast(Loader, me())
             if is_given(way):
-                return WayLoader(lambda position: cast(Loader, me())._pipeline_at(position), lambda: None)
+                trace = own._trace
+                return WayLoader(
+                    lambda position: cast(Loader, me())._pipeline_at(position), lambda: None, lambda leftover: None,
+                    lambda: [] if trace is None else trace.records(),
+                )  # fmt: skip
             loader = make(way)
-            return WayLoader(loader._pipeline_at, loader.close)
+
+            def take_over(leftover: Leftover | None) -> None:
+                loader.close()
+                loader._schedule.leftover = leftover
+                loader._take_over(leftover)
+
+            if own._schedule.leftover is not None:
+                take_over(own._schedule.leftover)
+            return WayLoader(loader._pipeline_at, loader.close, take_over, loader.trace)
 
         self._execution = PlannedExecution(plan, loader_of, target)
 
@@ -352,6 +369,8 @@ class Loader:
             self.close()  # stages that run now know the inputs of before
             self._schedule.leftover = leftover
             self._take_over(leftover)
+            if self._execution is not None:
+                self._execution.take_over(leftover)
         self._position, end = self._schedule.position(ticket), self._schedule.first(ticket.epoch + 1)
         self._ending = ticket.epoch if ticket.batch > 0 and self._position == end else None
         self._is_resuming = True
@@ -388,6 +407,8 @@ class Loader:
 
     def trace(self) -> list[BatchTrace]:
         """Records of the last batches (`PipelineOptions.trace` of them), those in flight included."""
+        if self._execution is not None:
+            return self._execution.trace()
         return [] if self._trace is None else self._trace.records()
 
     def close(self) -> None:

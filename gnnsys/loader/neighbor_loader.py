@@ -19,7 +19,7 @@ from gnnsys.loader.loader_guide import LoaderGuide, check_guide
 from gnnsys.loader.node_inputs import NodeInputs
 from gnnsys.loader.options import PipelineOptions
 from gnnsys.loader.padding import Padding, PadSizes, as_pad_sizes
-from gnnsys.loader.planned import placed_graph
+from gnnsys.loader.planned import GraphPlaces
 from gnnsys.loader.reserved import node_names
 from gnnsys.loader.row_cache import fill_caches
 from gnnsys.loader.sample_stages import SampleFunction, check_node_sampler, make_sample_stage
@@ -170,15 +170,17 @@ class NeighborLoader(Loader):
         if guide is not None:
             guide.watch(self._fetch.counts, self._identity.state)
         if execution is not None:
-            self._plan_execution(execution, _other_ways(graph, given, target, visits), visits)
+            in_order = transform is not None or bool(stages)
+            make = _other_ways(GraphPlaces(graph, target, visits), given)
+            self._plan_execution(execution, make, visits, is_told_threads=num_threads is not None, is_in_order=in_order)
 
 
-def _other_ways(graph: Graph | DistGraph, given: dict[str, Any], target: torch.device | None, visits: Any) -> Any:
+def _other_ways(places: GraphPlaces, given: dict[str, Any]) -> Callable[[Way], NeighborLoader]:
     """What makes a loader of the same batches that goes another way."""
 
     def make(way: Way) -> NeighborLoader:
         options = given if way.loading_threads is None else {**given, "num_threads": way.loading_threads}
-        return NeighborLoader(placed_graph(graph, way, target, visits), **options)
+        return NeighborLoader(places.place(way), **options)
 
     return make
 

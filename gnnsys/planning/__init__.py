@@ -1,9 +1,11 @@
 """Planning: what runs where, from what this machine can do and what was measured. `execution` plans one process."""
 
+from gnnsys.planning.execution.compute_threads import ComputeThreads
 from gnnsys.planning.execution.plan import ExecutionPlan
 from gnnsys.planning.execution.propose import BatchLoad, Memory, is_given, propose_places, propose_splits
 from gnnsys.planning.execution.rates import Rates, measure_rates
 from gnnsys.planning.execution.trial import WayTrial
+from gnnsys.planning.execution.turn_clock import TurnClock
 from gnnsys.planning.execution.way import CACHED, DEVICE, GIVEN, PINNED, Way
 
 __all__ = [
@@ -12,9 +14,11 @@ __all__ = [
     "GIVEN",
     "PINNED",
     "BatchLoad",
+    "ComputeThreads",
     "ExecutionPlan",
     "Memory",
     "Rates",
+    "TurnClock",
     "Way",
     "WayTrial",
     "is_given",

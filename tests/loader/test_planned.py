@@ -2,14 +2,18 @@
 
 import gc
 import threading
+from collections import Counter
+from itertools import islice
 
 import pytest
 import torch
 
 import gnnsys
-from gnnsys.graph import sbm
-from gnnsys.loader import planned
-from gnnsys.planning import ExecutionPlan, Way
+from gnnsys.graph import NODE, sbm
+from gnnsys.partition import Placement
+from gnnsys.pipeline import Pipeline
+from gnnsys.planning import CACHED, ExecutionPlan, Way
+from gnnsys.planning.execution import turn_clock
 
 GRAPH = sbm(1500, avg_degree=8, num_features=8)
 WAYS = [Way(), Way(loading_threads=2), Way(loading_threads=0, compute_threads=1)]
@@ -41,7 +45,7 @@ class Clock:
 
     def __init__(self, monkeypatch):
         self.now = 0.0
-        monkeypatch.setattr(planned.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(turn_clock.time, "perf_counter", lambda: self.now)
 
     def train(self, loader, seconds):
         self.now += seconds[loader._execution._current]
@@ -196,3 +200,244 @@ def test_a_loader_without_a_plan_has_none():
     loader = _loader()
     assert loader.plan is None and "execution" not in loader.state_dict()
     loader.load_state_dict(_with_ways().state_dict())
+
+
+# What a loader may be asked to do in the middle of a trial
+
+
+def _train_epochs(clock, loader, seconds, num_epochs=20):
+    for _ in range(num_epochs):
+        for _ in loader:
+            clock.train(loader, seconds)
+        if loader.plan.chosen is not None:
+            return
+
+
+def test_a_look_at_one_batch_before_training_does_not_end_the_trial(monkeypatch):
+    clock, loader = Clock(monkeypatch), _with_ways()
+    next(iter(loader))
+    _train_epochs(clock, loader, {0: 3.0, 1: 1.0, 2: 2.0})
+    assert loader.plan.chosen == 1 and all(len(turns) == 3 for turns in loader.plan.trial.seconds.values())
+    loader.close()
+
+
+@pytest.mark.parametrize("across_epochs", [False, True])
+def test_epochs_that_are_broken_off_leave_turns_to_be_measured_again(monkeypatch, across_epochs):
+    clock, loader = Clock(monkeypatch), _with_ways(across_epochs=across_epochs)
+    seconds = {0: 10.0, 1: 1.0, 2: 5.0}
+    for _ in range(60):
+        for number, _ in enumerate(loader):
+            clock.train(loader, seconds)
+            if number == 16:
+                break
+    trial = loader.plan.trial
+    assert loader.plan.chosen == 1
+    assert {way: trial.median(way) for way in range(3)} == pytest.approx(seconds)
+    loader.close()
+
+
+def test_batches_that_are_always_left_before_a_turn_ends_stay_with_what_was_given(monkeypatch):
+    clock, loader = Clock(monkeypatch), _with_ways()
+    for _ in range(40):
+        for number, _ in enumerate(loader):
+            clock.train(loader, {0: 10.0, 1: 1.0, 2: 5.0})
+            if number == 8:
+                break
+    assert loader.plan.chosen is None and loader._execution._current == 0
+    loader.close()
+
+
+@pytest.mark.parametrize("per_epoch", [2, 3, 4, 13])
+def test_loading_and_training_are_measured_apart_from_ends_of_epochs(monkeypatch, per_epoch):
+    clock, loader = (
+        Clock(monkeypatch),
+        _with_ways([Way(), Way(loading_threads=0)], input_nodes=torch.arange(8 * per_epoch)),
+    )
+    loading, training = {0: 3.0, 1: 1.0}, {0: 1.0, 1: 6.0}
+    enter = loader._execution._next_by
+
+    def next_by(way):
+        clock.now += loading[way]
+        return enter(way)
+
+    monkeypatch.setattr(loader._execution, "_next_by", next_by)
+    while loader.plan.chosen is None:
+        for _ in loader:
+            clock.train(loader, training)
+        clock.now += 500.0
+    assert [loader.plan.trial.median(way) for way in (0, 1)] == pytest.approx([4.0, 7.0]) and loader.plan.chosen == 0
+    loader.close()
+
+
+def test_one_batch_an_epoch_says_nothing_of_training_and_changes_nothing(monkeypatch):
+    clock, loader = Clock(monkeypatch), _with_ways(input_nodes=torch.arange(8))
+    for _ in range(200):
+        for _ in loader:
+            clock.train(loader, {0: 3.0, 1: 1.0, 2: 2.0})
+    assert loader.plan.chosen == 0 and "nothing was measured" in loader.plan.report()
+    loader.close()
+
+
+def _rank(rank, world, planned):
+    share = gnnsys.split(GRAPH, torch.arange(1200), type=NODE, placement=Placement(rank, (0,) * world, ()))
+    return _with_ways(input_nodes=share) if planned else _loader(input_nodes=share)
+
+
+@pytest.mark.parametrize("chosen", [None, 1])
+def test_another_number_of_ranks_goes_on_with_what_is_left_whichever_way(chosen):
+    """Every seed of the epoch once; and the epochs behind it are those of loaders without a plan."""
+    two = [_rank(rank, 2, True) for rank in range(2)]
+    seen = [loader.input_ids(batch.input_id) for loader in two for batch in islice(loader, 15)]
+    states = [loader.state_dict() for loader in two]
+    three, plain = [_rank(rank, 3, True) for rank in range(3)], [_rank(rank, 3, False) for rank in range(3)]
+    for loader, other in zip(three, plain, strict=True):
+        loader.plan.chosen = chosen
+        loader.load_state_dicts(states)
+        other.load_state_dicts([{k: v for k, v in state.items() if k != "execution"} for state in states])
+        for batch in loader:
+            seen.append(loader.input_ids(batch.input_id))
+        assert len(list(other)) > 0
+        for _ in range(2):
+            assert _same([_told(batch) for batch in loader], [_told(batch) for batch in other])
+    counts = Counter(torch.cat(seen).tolist())
+    assert sorted(counts) == list(range(1200)) and set(counts.values()) == {1}
+    for loader in two + three:
+        loader.close()
+
+
+def test_a_checkpoint_holds_a_plan_and_brings_it_back(tmp_path):
+    for begins_at in (0, 10):
+        loader = _with_ways()
+        saver = gnnsys.resume(str(tmp_path), every=5, loader=loader, asynchronous=False)
+        assert loader.state_dict()["batch"] == begins_at
+        for _ in islice(loader, 12 - begins_at):
+            saver.step()
+        loader.close()
+        saver.close()
+    torch.save(loader.state_dict(), tmp_path / "state.pt")
+    assert torch.load(tmp_path / "state.pt") == loader.state_dict()
+
+
+def test_a_plan_is_gone_on_with_though_other_memory_is_left_now():
+    loader = _with_ways()
+    for _ in loader:
+        pass
+    state = loader.state_dict()
+    state["execution"]["plan"]["ways"][1] |= {"predicted": 0.5, "device_bytes": 77}
+    resumed = _with_ways()
+    resumed.load_state_dict(state)
+    assert resumed.plan.chosen == loader.plan.chosen is not None
+    assert resumed.plan.ways[1].device_bytes == 0, "what it takes is that of here and now"
+    assert Way(place=CACHED, device_bytes=5) == Way(place=CACHED, predicted=1.0)
+
+
+def test_a_state_does_not_change_when_training_goes_on():
+    loader = _with_ways()
+    epoch = iter(loader)
+    for _ in range(30):
+        next(epoch)
+    state = loader.state_dict()
+    told = repr(state["execution"])
+    for _ in epoch:
+        pass
+    assert repr(state["execution"]) == told
+
+
+def test_a_state_whose_plan_is_chosen_gives_back_what_other_ways_have():
+    loader = _with_ways()
+    epoch = iter(loader)
+    for _ in range(60):
+        next(epoch)
+    state = loader.state_dict()
+    state["execution"]["plan"]["chosen"] = 2
+    assert len(loader._execution._loaders) == 3
+    loader.load_state_dict(state)
+    assert set(loader._execution._loaders) == {2}
+    loader.close()
+
+
+def test_functions_of_the_users_own_see_batches_as_without_a_plan():
+    def transform(batch):
+        return batch
+
+    for options in ({"transform": transform}, {"num_threads": 0}, {"num_threads": 2}):
+        plan = _loader(execution="auto", **options).plan
+        assert plan.chosen == 0 and len(plan.ways) == 1, options
+        assert "in order" in plan.report() or "num_threads was given" in plan.report()
+
+
+@pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory")])
+def test_a_way_that_runs_out_of_memory_while_it_makes_a_batch_is_left(monkeypatch, error):
+    loader = _with_ways([Way(), Way(loading_threads=2)])
+    make = loader._execution._make
+    of_way_1 = []
+    real = Pipeline.__next__
+    monkeypatch.setattr(Pipeline, "__next__", lambda self: _raise(error) if self in of_way_1 else real(self))
+
+    def failing(way):
+        made = make(way)
+
+        def open_at(position):
+            of_way_1.append(made.open(position))
+            return of_way_1[-1]
+
+        return made if way.loading_threads is None else made._replace(open=open_at)
+
+    monkeypatch.setattr(loader._execution, "_make", failing)
+    assert _same([_told(batch) for batch in loader], [_told(batch) for batch in _loader()])
+    assert list(loader.plan.trial.refused) == [1] and loader.plan.chosen == 0
+    loader.close()
+
+
+def _raise(error):
+    raise error
+
+
+def test_records_of_all_ways_are_shown():
+    loader = _with_ways()
+    for _ in loader:
+        pass
+    chosen = loader.plan.chosen
+    numbers = [record.batch for record in loader.trace()]
+    assert numbers == sorted(numbers) and chosen is not None and len(numbers) > 10
+    assert max(numbers) >= len(loader) - 1
+    loader.close()
+
+
+class TestThreadsOfTorch:
+    """As they were before, whatever loaders come and go."""
+
+    @pytest.fixture(autouse=True)
+    def one_thread(self):
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        yield
+        torch.set_num_threads(before)
+
+    def test_ways_that_say_nothing_of_them_leave_them_alone(self):
+        loader = _with_ways([Way(), Way(loading_threads=1)])
+        torch.set_num_threads(2)
+        next(iter(loader))
+        assert torch.get_num_threads() == 2
+        loader.close()
+        assert torch.get_num_threads() == 2
+
+    def test_a_loader_that_is_collected_gives_them_back(self):
+        loader = _with_ways([Way(compute_threads=2)])
+        next(iter(loader))
+        assert torch.get_num_threads() == 2
+        del loader
+        gc.collect()
+        assert torch.get_num_threads() == 1
+
+    def test_two_loaders_have_their_own_and_give_back_the_first_ones(self):
+        training, validation = _with_ways([Way(compute_threads=2)]), _with_ways([Way(compute_threads=3)])
+        epoch = iter(training)
+        next(epoch)
+        next(iter(validation))
+        assert torch.get_num_threads() == 3
+        next(epoch)
+        assert torch.get_num_threads() == 2
+        training.close()
+        validation.close()
+        assert torch.get_num_threads() == 1

@@ -12,7 +12,7 @@ def test_every_way_has_as_many_turns_and_measured_batches(num_ways: int):
     for way in range(num_ways):
         mine = [n for n in numbers if trial.way_of(n) == way]
         assert sum(map(trial.is_first, mine)) == sum(map(trial.is_last, mine)) == trial.rounds
-        assert sum(map(trial.counts, mine)) == trial.rounds * trial.measured
+        assert len(mine) == trial.rounds * trial.turn
     turns = [trial.way_of(n) for n in numbers if trial.is_first(n)]
     assert turns == [*range(num_ways)] * trial.rounds, "interleaved"
 
@@ -32,6 +32,22 @@ def test_what_is_done_without_a_plan_is_left_only_for_more_than_noise():
     assert trial.best() == 0
     trial.seconds[1] = [0.97]
     assert trial.best() == 1
+
+
+def test_a_way_stays_unless_the_other_beats_all_of_its_turns():
+    trial = WayTrial(2)
+    for first, second in ((1.0, 0.9), (0.85, 0.88), (1.1, 0.9)):
+        trial.add(0, first)
+        trial.add(1, second)
+    assert trial.best() == 0, "0.9 is below 0.98 of the median, and not below the best turn"
+    trial.seconds[1] = [0.8, 0.8, 2.0]
+    assert trial.best() == 1
+
+
+def test_nothing_is_chosen_that_was_compared_with_nothing():
+    trial = WayTrial(2)
+    trial.add(1, 0.5)
+    assert trial.best() == 0
 
 
 def test_ways_that_cannot_be_gone_are_not_chosen():

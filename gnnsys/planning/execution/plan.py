@@ -57,11 +57,15 @@ class ExecutionPlan:
             self.reason = f"no other way is faster: the best of them takes {others / times[0]:.2f} of its time"
         elif self.chosen == 0:
             self.reason = "no other way can be gone"
-        elif 0 in times:
-            self.reason = f"{times[0] / times[self.chosen]:.2f} times as fast as without a plan"
         else:
-            self.reason = "the fastest that can be gone"
+            self.reason = f"{times[0] / times[self.chosen]:.2f} times as fast as without a plan"
         return self.ways[self.chosen]
+
+    def take_results(self, other: ExecutionPlan) -> None:
+        """What was measured and chosen by a plan of the same ways."""
+        self.trial.seconds = {way: list(seconds) for way, seconds in other.trial.seconds.items()}
+        self.trial.refused = dict(other.trial.refused)
+        self.chosen, self.reason = other.chosen, other.reason
 
     def report(self) -> str:
         """Every way, predicted and measured, and why one was chosen."""
@@ -87,7 +91,7 @@ class ExecutionPlan:
     def _verdict(self) -> str:
         if self.chosen is None:
             done = sum(map(len, self.trial.seconds.values()))
-            return f"trying: {done} batches were measured, {self.trial.num_batches} batches are the whole trial"
+            return f"trying: {done} of {len(self.ways) * self.trial.rounds} turns were measured"
         return f"chosen: {self.ways[self.chosen].name}, {self.reason}"
 
     def to_json(self) -> dict[str, Any]:
@@ -99,7 +103,7 @@ class ExecutionPlan:
             "passed_over": self.passed_over,
             "chosen": self.chosen,
             "reason": self.reason,
-            "seconds": {str(way): seconds for way, seconds in self.trial.seconds.items()},
+            "seconds": {str(way): list(seconds) for way, seconds in self.trial.seconds.items()},
             "refused": {str(way): reason for way, reason in self.trial.refused.items()},
         }
 

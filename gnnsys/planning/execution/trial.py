@@ -52,12 +52,8 @@ class WayTrial:
     def is_last(self, number: int) -> bool:
         return number % self.turn == self.turn - 1
 
-    def counts(self, number: int) -> bool:
-        """Whether what this batch takes is measured."""
-        return number % self.turn >= self.warm
-
     def add(self, way: int, seconds: float) -> None:
-        """What a batch took, in a turn of a way."""
+        """What a batch took in a turn of a way."""
         self.seconds.setdefault(way, []).append(seconds)
 
     def refuse(self, way: int, reason: str) -> None:
@@ -71,10 +67,13 @@ class WayTrial:
         return statistics.median(self.seconds[way])
 
     def best(self) -> int:
-        """The fastest way; the first one, where none is faster by more than noise."""
+        """The fastest way; the first one, where none is faster by more than noise, or it was not measured itself.
+
+        More than noise: a median below every turn of the first one, and below 0.98 of its median.
+        """
         medians = {way: median for way in range(self.num_ways) if (median := self.median(way)) is not None}
-        if not medians:
+        if 0 not in medians:
             return 0
         fastest = min(medians, key=lambda way: medians[way])
-        first = medians.get(0)
-        return 0 if first is not None and medians[fastest] > _BETTER * first else fastest
+        is_faster = medians[fastest] <= _BETTER * medians[0] and medians[fastest] < min(self.seconds[0])
+        return fastest if is_faster else 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 GIVEN = "as given"
@@ -20,14 +20,15 @@ PLACES = {
 class Way:
     """`place` is one of `PLACES`. `loading_threads`: None is the loader's own choice; `compute_threads`: torch's, None
     where they are left as they are. `device_bytes` and `host_bytes` are what it takes beyond what there is already;
-    `predicted` are seconds a batch takes to load, None where nothing is known."""
+    `predicted` are seconds a batch takes to load, None where nothing is known. These three are of a place and time:
+    ways that differ in nothing else are the same."""
 
     place: str = GIVEN
     loading_threads: int | None = None
     compute_threads: int | None = None
-    device_bytes: int = 0
-    host_bytes: int = 0
-    predicted: float | None = None
+    device_bytes: int = field(default=0, compare=False)
+    host_bytes: int = field(default=0, compare=False)
+    predicted: float | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if self.place not in PLACES:
@@ -44,7 +45,7 @@ class Way:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Way:
-        unknown = set(value) - {field.name for field in fields(cls)}
+        unknown = set(value) - {one.name for one in fields(cls)}
         if unknown:
             raise ValueError(f"a way has no {', '.join(sorted(unknown))}")
         return cls(**value)
