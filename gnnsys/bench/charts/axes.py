@@ -15,11 +15,12 @@ text { font: 12px system-ui, 'DejaVu Sans', sans-serif; fill: #24292f }
 .axis { stroke: #6e7781; stroke-width: 1; fill: none }
 .grid { stroke: #d0d7de; stroke-width: 0.6 }
 .whisker { stroke: #24292f; stroke-width: 1.2 }
-.ideal { stroke: #6e7781; stroke-width: 1; stroke-dasharray: 4 3; fill: none }
+.ideal { stroke-width: 1; stroke-dasharray: 4 3; stroke-opacity: 0.7 }
 @media (prefers-color-scheme: dark) {
   text { fill: #e6edf3 } .faint { fill: #9198a1 } .grid { stroke: #3d444d } .whisker { stroke: #e6edf3 }
 }
 """
+FAINT = "#6e7781"
 LEFT, RIGHT, TOP, BOTTOM = 76, 24, 54, 60
 
 
@@ -43,12 +44,14 @@ class Axes:
     def y(self, value: float) -> float:
         return self.height - BOTTOM - (self.height - TOP - BOTTOM) * value / self.most_y
 
-    def line(self, points: Sequence[tuple[float, float]], colour: str | None, *, dots: bool = False) -> None:
-        """Without a colour: the faint dashed one of what would be ideal."""
+    def line(
+        self, points: Sequence[tuple[float, float]], colour: str, *, dots: bool = False, dashed: bool = False
+    ) -> None:
+        """Dashed: thin and faint, for what was not measured."""
         path = " ".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in points)
-        style = 'class="ideal"' if colour is None else f'fill="none" stroke="{colour}" stroke-width="2"'
-        self._drawn.append(f'<polyline points="{path}" {style}/>')
-        for x, y in points if dots and colour else ():
+        style = 'class="ideal"' if dashed else 'stroke-width="2"'
+        self._drawn.append(f'<polyline points="{path}" fill="none" stroke="{colour}" {style}/>')
+        for x, y in points if dots else ():
             self._drawn.append(f'<circle cx="{self.x(x):.1f}" cy="{self.y(y):.1f}" r="3.5" fill="{colour}"/>')
 
     def bar(self, left: float, right: float, value: float, colour: str) -> None:

@@ -130,11 +130,12 @@ class Cluster:
 
 
 def read_figures(output: str) -> dict[str, Any] | None:
-    """What rank 0 printed: pieces of one text, each behind its place."""
+    """What rank 0 printed: pieces of one text, each behind its place. None where one is missing."""
     pieces = {int(found[1]): found[2] for line in output.splitlines() if (found := _FIGURES.match(line))}
-    if not pieces or sorted(pieces) != list(range(len(pieces))):
+    try:
+        return json.loads("".join(pieces[number] for number in range(len(pieces))))
+    except (KeyError, ValueError):
         return None
-    return json.loads("".join(pieces[number] for number in sorted(pieces)))
 
 
 def _run(words: Sequence[str], deadline: float) -> Ended:
