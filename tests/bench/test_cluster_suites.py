@@ -14,6 +14,7 @@ from gnnsys.bench.matrix.description import read_description
 from gnnsys.bench.matrix.processes import Ended
 from gnnsys.cli import main
 from gnnsys.lab import Lab, available
+from tests.launch.slurm_lab import needs_slurm, slurm_lab
 from tests.support.processes import ROOT
 
 SMALL = {"batch_size": 8, "hidden": 8, "steps": 3}
@@ -82,6 +83,8 @@ def test_the_reason_is_in_the_launchers_own_words():
     started = "gnnsys launch: warning: h1: 2 ranks for 1 GPUs: ...\nh1:0 | ValueError: later\n"
     first = "rank 3 on h2 failed first, with exit code 1: RuntimeError: planted"
     assert _reason(Ended(1, f"{started}gnnsys launch: {first}\n"), 9.0) == first
+    by_torch = first.replace("RuntimeError", "[rank3]: RuntimeError")
+    assert _reason(Ended(1, f"{started}gnnsys launch: {by_torch}\n"), 9.0) == first
     findings = "gnnsys launch: h2: cannot be reached: no\ngnnsys launch: not started: 1 thing is wrong, see above\n"
     assert _reason(Ended(2, started + findings), 9.0) == "h2: cannot be reached: no"
     assert _reason(Ended(1, "h1: parts 0: sent\ngnnsys push: h2: disk full\n"), 9.0) == "h2: disk full"
@@ -145,7 +148,7 @@ def test_a_suite_runs_on_the_hosts_of_a_cluster(cluster, capsys):
         assert cell["environment"]["cores"] == cell["figures"]["hosts"]["h1"]["cores"]
     assert max(one["measures"]["MB of remote rows/epoch"]["samples"]) == 0
     assert min(two["measures"]["MB of remote rows/epoch"]["samples"]) > 0
-    for host, name in ((1, "part-0"), (2, "part-1")):  # each host was sent its own part of the two
+    for host, name in ((1, "part-0000"), (2, "part-0001")):  # each host was sent its own part of the two
         found = cluster.lab.exec(host, f"cd {cluster.disk}/random-2x1-*; ls -d part*").output.split()
         assert found == [name], found
 
@@ -167,4 +170,19 @@ def test_a_rank_that_raises_is_a_row_with_its_host_and_error_and_the_next_cell_r
     assert (failed["status"], done["status"]) == ("failed", "done")
     assert "1 cells done, 1 failed" in capsys.readouterr().out
     (log,) = (tmp_path / "out" / "logs").glob("*2x2*.log")
-    assert "h2:3 | RuntimeError: planted" in log.read_text()
+    assert "h2:3 | [rank3]: RuntimeError: planted" in log.read_text()
+
+
+# Over ssh's stand-in: the tests before. Needs Slurm, which few machines have.
+@pytest.mark.long
+@needs_slurm
+def test_a_suite_runs_on_the_nodes_of_an_allocation(tmp_path: Path):
+    file, out = write(tmp_path, hosts=[2, 1]), tmp_path / "out"
+    with slurm_lab(tmp_path) as (lab, env):
+        allocated = ["salloc", "--quiet", "--nodes=2", "--ntasks-per-node=1", sys.executable, "-m", "gnnsys.cli"]
+        words = [*allocated, "bench", "suite", file, "--slurm", "--check", "--out", str(out)]
+        env = {**env, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        ended = lab.exec(1, words, env=env, check=False, timeout=600)
+    assert ended.code == 0 and "2 cells done, 0 failed" in ended.output, ended.output
+    found = [list(json.loads(file.read_text())["figures"]["hosts"]) for file in (out / "cells").glob("*.json")]
+    assert sorted(found) == [["h1"], ["h1", "h2"]]

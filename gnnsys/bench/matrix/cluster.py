@@ -23,8 +23,10 @@ from gnnsys.launch import EXIT_NOT_STARTED, SRUN, Host, in_allocation, read_host
 
 CLUSTER_KEYS = ("hosts_file", "slurm", "ssh", "push", "parts_on_hosts")
 _SAYS = re.compile(r"^gnnsys (?:launch|push): (?!warning: )(.*)$")
+_RANK = re.compile(r"\[rank\d+\]: ")  # that torch sets before an error
 _FIGURES = re.compile(rf"^\S+:0 \| {FIGURES} (\d+) (.*)$")
 _END_SECONDS = 60.0  # for a launcher to end its job on every host
+_CONNECT_SECONDS = 60.0  # a host that has just run another cell may be busy
 _GRACE = 5.0  # a job that is past its deadline has nothing to save
 
 
@@ -92,7 +94,8 @@ class Cluster:
         """How it ended, what was measured, and why it was not."""
         file = scratch / "hosts.json"
         file.write_text(json.dumps({"hosts": [self._described(host, cell) for host in self._hosts[: cell.hosts]]}))
-        reach = ["--hosts", str(file), "--ssh", shlex.join(SRUN) if self._options.slurm else self._options.ssh]
+        ssh = shlex.join(SRUN) if self._options.slurm else self._options.ssh
+        reach = ["--hosts", str(file), "--ssh", ssh, "--connect-timeout", str(_CONNECT_SECONDS)]
         output = ""
         if self._options.push and (cell.parts, cell.hosts) not in self._pushed:
             pushed = self._push(cell, reach)
@@ -148,4 +151,5 @@ def _reason(ended: Ended, deadline: float) -> str:
     notes = [found[1] for line in ended.output.splitlines() if (found := _SAYS.match(line))]
     if ended.code is None or not notes:
         return reason_of_output(ended, deadline)
-    return notes[0] if ended.code == EXIT_NOT_STARTED else notes[-1]
+    said = notes[0] if ended.code == EXIT_NOT_STARTED else notes[-1]
+    return _RANK.sub("", said)  # it names the rank already
