@@ -70,6 +70,9 @@ def test_cells_are_the_product_of_the_axes(parts: Path):
         ({"deadline": "soon"}, "deadline must be a positive number of seconds"),
         ({"models": ["GCN", "GCN"]}, "twice the same cell: parts/GCN"),
         ({"name": None}, "name must be a text"),
+        ({"name": "../mine"}, "name must be a text that a folder can be called by, got '../mine'"),
+        ({"samplers": [15, 10]}, 'a sampler is a text, "15,10" with quotation marks for two layers, got 15'),
+        ({"options": {"a": {"device": "gpu"}}}, "device must be one that torch knows, cpu or cuda, got 'gpu'"),
         ({"options": {"a": {"training": "whole"}}}, "there is no training 'whole'; choose one of: mini-batch, full-"),
         ({"options": {"a": {"schedule": "inter-layer"}}}, "schedule is of `training: full-graph`, and has no meaning"),
         ({"options": {"a": {"training": "replicated", "steps": 3}}}, "steps is of `training: mini-batch`, and has no"),
@@ -156,6 +159,13 @@ def test_yaml_says_the_same_as_json(parts: Path, tmp_path: Path):
         'name: tiny\ndatasets: [parts]\nsamplers: ["3,3"]\nrepeats: 2\ndeadline: 60  # seconds\n'
     )
     assert read_description(tmp_path / "a.json").digest == read_description(tmp_path / "a.yaml").digest
+    for text in ("name: a\nmodels: [GCN]\nmodels: [GAT]\n", "name: a\ndefaults: {models: 1, models: 2}"):
+        (tmp_path / "b.yaml").write_text(text)
+        with pytest.raises(ValueError, match=r"b\.yaml is not YAML: 'models' is there twice"):
+            read_description(tmp_path / "b.yaml")
+    (tmp_path / "b.json").write_text('{"name": "a", "name": "b"}')
+    with pytest.raises(ValueError, match=r"b\.json is not JSON: 'name' is there twice"):
+        read_description(tmp_path / "b.json")
     (tmp_path / "b.yaml").write_text("name: [")
     with pytest.raises(ValueError, match=r"b\.yaml is not YAML"):
         read_description(tmp_path / "b.yaml")

@@ -88,7 +88,7 @@ class Axes:
         drawn.append(f'<path class="axis" d="M{LEFT} {TOP}V{floor:.1f}H{self.width - RIGHT}"/>')
         drawn.append(f'<text x="{LEFT - 60}" y="{TOP - 12}">{escape(self.y_label)}</text>')
         middle = (LEFT + self.width - RIGHT) / 2
-        below = floor + (110 if slanted else 40)
+        below = floor + (110 if slanted else 40 if self.x_label else 24)
         drawn.append(f'<text x="{middle:.1f}" y="{below:.1f}" text-anchor="middle">{escape(self.x_label)}</text>')
         for i, (words, colour) in enumerate(self.legend):
             y = below + 24 + 18 * i

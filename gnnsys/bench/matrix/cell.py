@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+import torch
+
 from gnnsys.bench.dist.phase import COMPUTE, KEEPING, MODES
 from gnnsys.explain import Guide
 from gnnsys.lab import parse_rate
@@ -79,6 +81,11 @@ class CellOptions:
                 raise ValueError(f"{name} must be a whole number >= 1, got {value!r}")
         if type(self.encrypt) is not bool:
             raise ValueError(f"encrypt must be true or false, got {self.encrypt!r}")
+        if self.device is not None:
+            try:
+                torch.device(self.device)
+            except (RuntimeError, TypeError):
+                raise ValueError(f"device must be one that torch knows, cpu or cuda, got {self.device!r}") from None
         if self.rate is not None:
             parse_rate(str(self.rate))
         _number("learning_rate", self.learning_rate, 0.0, None)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -92,9 +93,26 @@ def _parse(path: Path) -> Any:
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
     try:
-        return json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        if path.suffix == ".json":
+            return json.loads(text, object_pairs_hook=_unique)
+        return yaml.load(text, _UniqueLoader)
     except (ValueError, yaml.YAMLError) as error:
         raise ValueError(f"{path} is not {'JSON' if path.suffix == '.json' else 'YAML'}: {error}") from None
+
+
+def _unique(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    keys = [str(key) for key, _ in pairs]
+    if twice := [key for key in keys if keys.count(key) > 1]:
+        raise ValueError(f"{twice[0]!r} is there twice")
+    return dict(pairs)
+
+
+class _UniqueLoader(yaml.SafeLoader):
+    """YAML in which a key stands once: PyYAML takes the last of several."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        _unique([(self.construct_object(key), None) for key, _ in node.value])
+        return super().construct_mapping(node, deep)
 
 
 def make_description(told: Mapping[str, Any], folder: Path, cluster: Mapping[str, Any] | None = None) -> Description:
@@ -103,8 +121,8 @@ def make_description(told: Mapping[str, Any], folder: Path, cluster: Mapping[str
         if key not in KEYS:
             raise ValueError(f"there is no key {key!r}; choose from: {', '.join(KEYS)}")
     name = told.get("name")
-    if not isinstance(name, str) or not name:
-        raise ValueError(f"name must be a text, got {name!r}")
+    if not isinstance(name, str) or not re.fullmatch(r"\w[\w.+ -]*", name):
+        raise ValueError(f"name must be a text that a folder can be called by, got {name!r}")
     asked = dict(cluster or {})
     is_moved = "hosts_file" in asked or "slurm" in asked
     where = CLUSTER if is_moved else told.get("where", LOCAL)
@@ -233,7 +251,9 @@ def _model(told: Any) -> str:
 
 
 def _sampler(told: Any) -> tuple[str, tuple[int, ...]]:
-    kind, _, numbers = str(told).rpartition(" ")
+    if not isinstance(told, str):
+        raise ValueError(f'a sampler is a text, "15,10" with quotation marks for two layers, got {told!r}')
+    kind, _, numbers = told.rpartition(" ")
     kind = kind or "neighbor"
     if kind not in SAMPLERS:
         raise ValueError(f"there is no sampler {kind!r}; choose from: {', '.join(SAMPLERS)}")
