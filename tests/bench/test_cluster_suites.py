@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from gnnsys.bench.matrix.cluster import _reason
+from gnnsys.bench.matrix.cluster import hosts_for, launch_reason
 from gnnsys.bench.matrix.description import read_description
 from gnnsys.bench.matrix.processes import Ended
 from gnnsys.cli import main
 from gnnsys.lab import Lab, available
+from gnnsys.launch import read_hosts
 from tests.launch.slurm_lab import needs_slurm, slurm_lab
 from tests.support.processes import ROOT
 
@@ -82,14 +84,24 @@ def test_parts_may_be_on_the_hosts_alone(tmp_path: Path):
 def test_the_reason_is_in_the_launchers_own_words():
     started = "gnnsys launch: warning: h1: 2 ranks for 1 GPUs: ...\nh1:0 | ValueError: later\n"
     first = "rank 3 on h2 failed first, with exit code 1: RuntimeError: planted"
-    assert _reason(Ended(1, f"{started}gnnsys launch: {first}\n"), 9.0) == first
+    assert launch_reason(Ended(1, f"{started}gnnsys launch: {first}\n"), 9.0) == first
     by_torch = first.replace("RuntimeError", "[rank3]: RuntimeError")
-    assert _reason(Ended(1, f"{started}gnnsys launch: {by_torch}\n"), 9.0) == first
+    assert launch_reason(Ended(1, f"{started}gnnsys launch: {by_torch}\n"), 9.0) == first
     findings = "gnnsys launch: h2: cannot be reached: no\ngnnsys launch: not started: 1 thing is wrong, see above\n"
-    assert _reason(Ended(2, started + findings), 9.0) == "h2: cannot be reached: no"
-    assert _reason(Ended(1, "h1: parts 0: sent\ngnnsys push: h2: disk full\n"), 9.0) == "h2: disk full"
-    assert _reason(Ended(None, findings), 9.0) == "ran past its deadline of 9 s"
-    assert _reason(Ended(1, "KeyError: 'x'\n"), 9.0) == "ended with 1: KeyError: 'x'"
+    assert launch_reason(Ended(2, started + findings), 9.0) == "h2: cannot be reached: no"
+    assert launch_reason(Ended(1, "h1: parts 0: sent\ngnnsys push: h2: disk full\n"), 9.0) == "h2: disk full"
+    assert launch_reason(Ended(None, findings), 9.0) == "ran past its deadline of 9 s"
+    assert launch_reason(Ended(1, "KeyError: 'x'\n"), 9.0) == "ended with 1: KeyError: 'x'"
+
+
+def test_the_first_hosts_of_the_file_get_a_slot_for_every_trainer(tmp_path: Path):
+    """What a launcher reads is the file's own but for the slots, and for parts, which are of other graphs."""
+    lines = f"a user=me port=2222 memory=64G gpus=8 parts=0,2\nb address=10.0.0.2 slots=1 workdir={tmp_path}\nc\n"
+    (tmp_path / "hosts").write_text(lines)
+    (cell,) = read_description(Path(write(tmp_path, hosts=[2], trainers=[4])), {"hosts_file": tmp_path / "hosts"}).cells
+    hosts = read_hosts(tmp_path / "hosts")
+    (tmp_path / "hosts.json").write_text(json.dumps(hosts_for(cell, hosts)))
+    assert read_hosts(tmp_path / "hosts.json") == [replace(host, slots=4, parts=None) for host in hosts[:2]]
 
 
 def test_a_host_that_is_not_there_is_a_row_of_each_cell(tmp_path: Path, capsys):

@@ -93,14 +93,14 @@ class Cluster:
     def run(self, cell: Cell, module: str, scratch: Path) -> tuple[Ended, dict[str, Any] | None, str | None]:
         """How it ended, what was measured, and why it was not."""
         file = scratch / "hosts.json"
-        file.write_text(json.dumps({"hosts": [self._described(host, cell) for host in self._hosts[: cell.hosts]]}))
+        file.write_text(json.dumps(hosts_for(cell, self._hosts)))
         ssh = shlex.join(SRUN) if self._options.slurm else self._options.ssh
         reach = ["--hosts", str(file), "--ssh", ssh, "--connect-timeout", str(_CONNECT_SECONDS)]
         output = ""
         if self._options.push and (cell.parts, cell.hosts) not in self._pushed:
             pushed = self._push(cell, reach)
             if pushed.code != 0:
-                return pushed, None, f"its parts: {_reason(pushed, cell.deadline)}"
+                return pushed, None, f"its parts: {launch_reason(pushed, cell.deadline)}"
             output = pushed.output
             self._pushed.add((cell.parts, cell.hosts))
         ended = self._launch(replace(cell, parts=self._parts_there(cell)), module, reach)
@@ -108,13 +108,8 @@ class Cluster:
         lines = [line for line in ended.output.splitlines(keepends=True) if not _FIGURES.match(line)]
         kept = Ended(ended.code, output + "".join(lines))
         if ended.code != 0:
-            return kept, None, _reason(ended, cell.deadline)
+            return kept, None, launch_reason(ended, cell.deadline)
         return kept, figures, None if figures is not None else "its ranks ended without figures"
-
-    def _described(self, host: Host, cell: Cell) -> dict[str, Any]:
-        """As a hosts file has it, with a slot for every trainer."""
-        own = asdict(replace(host, slots=cell.trainers)) | {"parts": list(host.parts) if host.parts else None}
-        return {key: value for key, value in own.items() if value is not None}
 
     def _parts_there(self, cell: Cell) -> str:
         there = self._options.parts_on_hosts
@@ -132,6 +127,15 @@ class Cluster:
         return _run(["launch", *words, "-m", module, cell.to_text(), PRINTED], cell.deadline)
 
 
+def hosts_for(cell: Cell, hosts: Sequence[Host]) -> dict[str, list[dict[str, Any]]]:
+    """The first hosts as a hosts file has them, with a slot for every trainer.
+
+    Which parts a host serves is left out: that is of one graph in one number of parts, and cells have several.
+    """
+    described = [asdict(replace(host, slots=cell.trainers, parts=None)) for host in hosts[: cell.hosts]]
+    return {"hosts": [{key: value for key, value in own.items() if value is not None} for own in described]}
+
+
 def read_figures(output: str) -> dict[str, Any] | None:
     """What rank 0 printed: pieces of one text, each behind its place. None where one is missing."""
     pieces = {int(found[1]): found[2] for line in output.splitlines() if (found := _FIGURES.match(line))}
@@ -146,7 +150,7 @@ def _run(words: Sequence[str], deadline: float) -> Ended:
     return run_with_deadline(command, deadline, trainer_environment(), end_seconds=_END_SECONDS)
 
 
-def _reason(ended: Ended, deadline: float) -> str:
+def launch_reason(ended: Ended, deadline: float) -> str:
     """The launcher's own words: of a job that was not started what is wrong first, else which rank failed and why."""
     notes = [found[1] for line in ended.output.splitlines() if (found := _SAYS.match(line))]
     if ended.code is None or not notes:
