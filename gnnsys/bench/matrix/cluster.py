@@ -78,7 +78,7 @@ class Cluster:
 
     def __init__(self, options: ClusterOptions, hosts: Sequence[Host]) -> None:
         self._options, self._hosts = options, list(hosts)
-        self._pushed: set[tuple[str, int]] = set()  # parts, and to how many hosts
+        self._checked: set[tuple[str, int]] = set()  # parts, and on how many hosts they were compared with checksums
 
     @classmethod
     def find(cls, options: ClusterOptions, cells: Sequence[Cell]) -> Cluster:
@@ -96,14 +96,17 @@ class Cluster:
         file.write_text(json.dumps(hosts_for(cell, self._hosts)))
         ssh = shlex.join(SRUN) if self._options.slurm else self._options.ssh
         reach = ["--hosts", str(file), "--ssh", ssh, "--connect-timeout", str(_CONNECT_SECONDS)]
-        output = ""
-        if self._options.push and (cell.parts, cell.hosts) not in self._pushed:
+        output, known = "", (cell.parts, cell.hosts)
+        if self._options.push and known not in self._checked:
             pushed = self._push(cell, reach)
             if pushed.code != 0:
                 return pushed, None, f"its parts: {launch_reason(pushed, cell.deadline)}"
             output = pushed.output
-            self._pushed.add((cell.parts, cell.hosts))
-        ended = self._launch(replace(cell, parts=self._parts_there(cell)), module, reach)
+            self._checked.add(known)
+        words = [*reach, *(["--no-verify"] if known in self._checked else [])]
+        ended = self._launch(replace(cell, parts=self._parts_there(cell)), module, words)
+        if ended.code == 0:
+            self._checked.add(known)
         figures = read_figures(ended.output)
         lines = [line for line in ended.output.splitlines(keepends=True) if not _FIGURES.match(line)]
         kept = Ended(ended.code, output + "".join(lines))
@@ -119,11 +122,10 @@ class Cluster:
         to = ["--to", self._parts_there(cell)]
         return _run(["push", cell.parts, *reach, *to], cell.deadline)
 
-    def _launch(self, cell: Cell, module: str, reach: list[str]) -> Ended:
+    def _launch(self, cell: Cell, module: str, words: list[str]) -> Ended:
         threads = os.environ.get("OMP_NUM_THREADS")
         env = f"{SHARE_CORES}=1" if threads is None else f"OMP_NUM_THREADS={threads}"
-        # What was pushed has been compared with its checksums on the way.
-        words = [*reach, "--parts", cell.parts, "--no-verify", "--grace", str(_GRACE), "--env", env]
+        words = [*words, "--parts", cell.parts, "--grace", str(_GRACE), "--env", env]
         return _run(["launch", *words, "-m", module, cell.to_text(), PRINTED], cell.deadline)
 
 
