@@ -35,11 +35,12 @@ class Axes:
     most_y: float
     width: int = 640
     height: int = 400
+    left: int = LEFT  # of what the axes enclose
     legend: list[tuple[str, str]] = field(default_factory=list)
     _drawn: list[str] = field(default_factory=list)
 
     def x(self, value: float) -> float:
-        return LEFT + (self.width - LEFT - RIGHT) * value / self.most_x
+        return self.left + (self.width - self.left - RIGHT) * value / self.most_x
 
     def y(self, value: float) -> float:
         return self.height - BOTTOM - (self.height - TOP - BOTTOM) * value / self.most_y
@@ -72,11 +73,13 @@ class Axes:
     def render(self, x_ticks: Sequence[tuple[float, str]] | None = None, *, slanted: bool = False) -> str:
         """The picture; ticks of x are round numbers unless they are given. `slanted`: their words are long."""
         floor, height = self.y(0), self.height + 18 * len(self.legend) + (70 if slanted else 0)
-        drawn = [f'<text x="{LEFT}" y="24" class="title">{escape(self.title)}</text>']
+        drawn = [f'<text x="{self.left}" y="24" class="title">{escape(self.title)}</text>']
         for value in ticks(self.most_y):
             y = self.y(value)
-            drawn.append(f'<line class="grid" x1="{LEFT}" x2="{self.width - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-            drawn.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end" class="faint">{number(value)}</text>')
+            drawn.append(f'<line class="grid" x1="{self.left}" x2="{self.width - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+            drawn.append(
+                f'<text x="{self.left - 8}" y="{y + 4:.1f}" text-anchor="end" class="faint">{number(value)}</text>'
+            )
         for value, words in x_ticks or [(value, number(value)) for value in ticks(self.most_x)]:
             x = self.x(value)
             drawn.append(f'<path class="axis" d="M{x:.1f} {floor:.1f}v4"/>')
@@ -85,15 +88,15 @@ class Axes:
             place = f'x="{x:.1f}" y="{floor + 18:.1f}" text-anchor="{anchor}"'
             drawn.append(f'<text {place} class="faint"{turned}>{escape(words)}</text>')
         drawn += self._drawn
-        drawn.append(f'<path class="axis" d="M{LEFT} {TOP}V{floor:.1f}H{self.width - RIGHT}"/>')
-        drawn.append(f'<text x="{LEFT - 60}" y="{TOP - 12}">{escape(self.y_label)}</text>')
-        middle = (LEFT + self.width - RIGHT) / 2
+        drawn.append(f'<path class="axis" d="M{self.left} {TOP}V{floor:.1f}H{self.width - RIGHT}"/>')
+        drawn.append(f'<text x="{self.left - 60}" y="{TOP - 12}">{escape(self.y_label)}</text>')
+        middle = (self.left + self.width - RIGHT) / 2
         below = floor + (110 if slanted else 40 if self.x_label else 24)
         drawn.append(f'<text x="{middle:.1f}" y="{below:.1f}" text-anchor="middle">{escape(self.x_label)}</text>')
         for i, (words, colour) in enumerate(self.legend):
             y = below + 24 + 18 * i
-            drawn.append(f'<rect x="{LEFT}" y="{y - 9:.1f}" width="12" height="10" fill="{colour}"/>')
-            drawn.append(f'<text x="{LEFT + 20}" y="{y:.1f}">{escape(words)}</text>')
+            drawn.append(f'<rect x="{self.left}" y="{y - 9:.1f}" width="12" height="10" fill="{colour}"/>')
+            drawn.append(f'<text x="{self.left + 20}" y="{y:.1f}">{escape(words)}</text>')
         size = f'width="{self.width}" height="{height}" viewBox="0 0 {self.width} {height}"'
         body = "\n".join(drawn)
         return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>\n<style>{_STYLE}</style>\n{body}\n</svg>\n'

@@ -14,12 +14,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gnnsys.bench.charts.axes import COLOURS, FAINT, Axes, number, round_up
+from gnnsys.bench.charts.axes import COLOURS, FAINT, LEFT, Axes, number, round_up
 from gnnsys.bench.compare_results import median_interval
 from gnnsys.bench.results import CELL_KIND
 
 ENDINGS = (".svg", ".png")
 BAR_WIDTH = 52  # pixels, of a bar with its words
+LEAST_MEGABYTES = 1e-3  # cells that move less have no bars
+LETTER = 6.6  # pixels of a letter in slanted words, from left to right
 RATE, ROWS, LINK = "seeds/s", "MB of remote rows/epoch", "MB on the busiest link/epoch"
 
 
@@ -151,8 +153,12 @@ def traffic(cells: list[dict[str, Any]]) -> str | None:
         return None
     common, names = _short_names(cells)
     moved = [{m: _samples(cell, m) for m in (ROWS, LINK) if m in cell["measures"]} for cell in cells]
-    bars = list(zip(names, moved, strict=True))
-    if not any(statistics.median(samples) for _, by_measure in bars for samples in by_measure.values()):
+    bars = [
+        (name, by_measure)
+        for name, by_measure in zip(names, moved, strict=True)
+        if any(statistics.median(samples) >= LEAST_MEGABYTES for samples in by_measure.values())
+    ]
+    if not bars:
         return None
     return _bars(f"Traffic: {common}", "MB an epoch", bars)
 
@@ -171,7 +177,9 @@ def _bars(title: str, label: str, bars: list[tuple[str, dict[str, list[float]]]]
     most = max(median_interval(samples)[1] for _, by_kind in bars for samples in by_kind.values())
     slanted = max(len(name) for name, _ in bars) > 14
     width = max(640, 130 + len(bars) * (24 + BAR_WIDTH * len(kinds)))
-    axes = Axes(title, "", label, len(bars), round_up(most), width=width)
+    reach = LETTER * max(0.0, *(len(name) - place * width / len(bars) / LETTER for place, (name, _) in enumerate(bars)))
+    left = max(LEFT, round(reach - width / len(bars) / 2)) if slanted else LEFT  # slanted words begin further left
+    axes = Axes(title, "", label, len(bars), round_up(most), width=width + left - LEFT, left=left)
     first = None
     for place, (_, by_kind) in enumerate(bars):
         share = 0.8 / len(kinds)
