@@ -21,7 +21,7 @@ from gnnsys.bench.results import CELL_KIND
 ENDINGS = (".svg", ".png")
 BAR_WIDTH = 52  # pixels, of a bar with its words
 LEAST_MEGABYTES = 1e-3  # cells that move less have no bars
-LETTER = 6.6  # pixels of a letter in slanted words, from left to right
+LETTER = 6.8  # pixels of a letter in slanted words, from left to right
 RATE, ROWS, LINK = "seeds/s", "MB of remote rows/epoch", "MB on the busiest link/epoch"
 
 
@@ -177,8 +177,9 @@ def _bars(title: str, label: str, bars: list[tuple[str, dict[str, list[float]]]]
     most = max(median_interval(samples)[1] for _, by_kind in bars for samples in by_kind.values())
     slanted = max(len(name) for name, _ in bars) > 14
     width = max(640, 130 + len(bars) * (24 + BAR_WIDTH * len(kinds)))
-    reach = LETTER * max(0.0, *(len(name) - place * width / len(bars) / LETTER for place, (name, _) in enumerate(bars)))
-    left = max(LEFT, round(reach - width / len(bars) / 2)) if slanted else LEFT  # slanted words begin further left
+    step = width / len(bars)
+    reach = max(LETTER * len(name) - (place + 0.5) * step for place, (name, _) in enumerate(bars))
+    left = max(LEFT, round(reach)) if slanted else LEFT  # slanted words begin further left
     axes = Axes(title, "", label, len(bars), round_up(most), width=width + left - LEFT, left=left)
     first = None
     for place, (_, by_kind) in enumerate(bars):
