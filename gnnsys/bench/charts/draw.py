@@ -179,8 +179,8 @@ def _bars(title: str, label: str, bars: list[tuple[str, dict[str, list[float]]]]
     width = max(640, 130 + len(bars) * (24 + BAR_WIDTH * len(kinds)))
     step = width / len(bars)
     reach = max(LETTER * len(name) - (place + 0.5) * step for place, (name, _) in enumerate(bars))
-    left = max(LEFT, round(reach)) if slanted else LEFT  # slanted words begin further left
-    axes = Axes(title, "", label, len(bars), round_up(most), width=width + left - LEFT, left=left)
+    margin = max(LEFT, round(reach)) if slanted else LEFT  # slanted words begin further left
+    axes = Axes(title, "", label, len(bars), round_up(most), width=width + margin - LEFT, left=margin)
     first = None
     for place, (_, by_kind) in enumerate(bars):
         share = 0.8 / len(kinds)
