@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gnnsys.bench.matrix.cell import SAMPLERS, SCHEDULES, Cell, CellOptions
+from gnnsys.bench.matrix.cell import MODELS, SAMPLERS, SCHEDULES, Cell, CellOptions
 from gnnsys.bench.matrix.cluster import read_figures
 from gnnsys.bench.matrix.figures import cell_measures
 from gnnsys.bench.matrix.train import PIECE, write_figures
@@ -91,6 +91,14 @@ def test_full_graph_training_ends_at_the_accuracy_too(parts: Path, tmp_path: Pat
     for training in ("full-graph", "replicated"):
         (repeat,) = alone(cell_of(parts, **options, training=training, repeats=1), tmp_path)
         assert [accuracy >= 0.5 for _, accuracy in repeat["curve"]] == [False] * (repeat["epochs"] - 1) + [True]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_model_trains_and_is_validated(parts: Path, tmp_path: Path, model: str):
+    for options in ({}, {"training": "full-graph"}, {"training": "replicated"}):
+        cell = cell_of(parts, **SMALL, **options, accuracy=1.0, max_epochs=2, repeats=1)
+        (repeat,) = alone(replace(cell, model=model), tmp_path)
+        assert repeat["epochs"] == 2 and 0 < repeat["curve"][-1][1] <= 1
 
 
 @pytest.mark.parametrize("sampler", ["ladies", "fastgcn"])

@@ -96,9 +96,8 @@ class ReplicatedTrainer(RankTrainer):
 
     def run_epoch(self, figures: RepeatFigures) -> None:
         batch, began = self.batch, time.perf_counter()
-        out = self.parallel(batch.x, batch.edge_index, num_sampled_nodes=batch.num_sampled_nodes)
-        labels = batch.y[: batch.batch_size]
-        loss = F.cross_entropy(out[: batch.batch_size], labels, reduction="sum") / self.count
+        out, labels = self.run_on(self.parallel, batch), batch.y[: batch.batch_size]
+        loss = F.cross_entropy(out, labels, reduction="sum") / self.count
         self.optimizer.zero_grad()
         (loss * self.session.world_size).backward()  # DDP takes the mean over ranks
         self.optimizer.step()

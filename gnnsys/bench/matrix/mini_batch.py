@@ -108,11 +108,8 @@ class MiniBatchTrainer(RankTrainer):
             yield from self.loader
 
     def _step(self, batch: Any, figures: RepeatFigures) -> None:
-        if batch.blocks:
-            out = self.parallel(batch.x, [next(iter(block.csc.values())) for block in batch.blocks])
-        else:
-            out = self.parallel(batch.x, batch.edge_index, num_sampled_nodes=batch.num_sampled_nodes)
-        loss = F.cross_entropy(out[: batch.batch_size], batch.y[: batch.batch_size])
+        out = self.run_on(self.parallel, batch)
+        loss = F.cross_entropy(out, batch.y[: batch.batch_size])
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
@@ -132,8 +129,7 @@ def validate_sampled(trainer: RankTrainer, model: torch.nn.Module, fanouts: list
     )  # fmt: skip
     right = count = 0
     for batch in loader:
-        out = model(batch.x, batch.edge_index, num_sampled_nodes=batch.num_sampled_nodes)
-        right += int((out[: batch.batch_size].argmax(1) == batch.y[: batch.batch_size]).sum())
+        right += int((trainer.run_on(model, batch).argmax(1) == batch.y[: batch.batch_size]).sum())
         count += batch.batch_size
     loader.close()
     model.train()

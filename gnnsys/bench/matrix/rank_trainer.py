@@ -6,7 +6,7 @@ import contextlib
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -90,6 +90,13 @@ class RankTrainer(ABC):
     def make_model(self, seed: int) -> torch.nn.Module:
         torch.manual_seed(seed)
         return getattr(nn, self.cell.model)(**self.arguments).to(self.device)
+
+    def run_on(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        """Rows of a batch's seeds. Layers compute what later ones need of it, which GCN's cannot: see its `forward`."""
+        if batch.blocks:
+            return model(batch.x, [next(iter(block.csc.values())) for block in batch.blocks])[: batch.batch_size]
+        trim = {} if self.cell.model == "GCN" else {"num_sampled_nodes": batch.num_sampled_nodes}
+        return model(batch.x, batch.edge_index, **trim)[: batch.batch_size]
 
     def measure(self) -> list[RepeatFigures]:
         """All repeats: epochs, or trainings where the cell has an accuracy to reach."""
