@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+BUSY = 1.5  # load average per core from which times are told to be in doubt
+
 
 def run_file(args: argparse.Namespace) -> int:
     """Prints a line per cell; 1 where --check is given and a cell has failed."""
@@ -41,6 +43,11 @@ def compare_files(args: argparse.Namespace) -> int:
         old, new = before.versions.get(name), after.versions.get(name)
         if old != new:
             print(f"note: another version of {name}: {old} before, {new} after")
+    for when, result in (("before", before), ("after", after)):
+        if result.loads and max(result.loads) > BUSY:
+            print(
+                f"note: the machine was busy {when}: {max(result.loads):.1f} programs wanted each core; times may differ"
+            )
     counts = {
         verdict: sum(c.verdict == verdict for c in changes) for verdict in dict.fromkeys(c.verdict for c in changes)
     }

@@ -186,7 +186,7 @@ if cell["option"] == "hangs":
         os.setsid()
     time.sleep(1000)
 fetch = {"batches": 3, "busy": 0.1, "bytes_remote": 2_000_000}
-repeat = {"seconds": 2.0, "epochs": 1, "seeds": 100, "waited": 0.5, "stages": {"fetch": fetch}, "curve": []}
+repeat = {"seconds": 2.0, "epochs": 1, "seeds": 100, "waited": 0.5, "cpu_seconds": 1.5, "stages": {"fetch": fetch}, "curve": []}
 json.dump({"device": "cpu", "world_size": 2, "ranks": [[repeat] * 5, [repeat] * 5]}, open(result, "w"))
 """
 
@@ -233,6 +233,7 @@ def test_the_json_of_a_cell_has_figures_versions_hardware_git_and_stages(suite, 
     assert told["measures"]["seeds/s"] == {"more_is_better": True, "samples": [100.0] * 5}
     assert told["measures"]["MB of remote rows/epoch"]["samples"] == [4.0] * 5
     assert told["measures"]["% waiting"]["samples"] == [25.0] * 5
+    assert told["measures"]["CPU s/epoch"] == {"more_is_better": False, "samples": [3.0] * 5}
     assert told["stages"]["fetch"] == {"batches": 30, "busy": pytest.approx(1.0), "bytes_remote": 20_000_000}
     environment = told["environment"]
     assert {"torch", "python", "numpy"} <= set(environment["versions"]) and environment["cores"] >= 1
@@ -240,8 +241,23 @@ def test_the_json_of_a_cell_has_figures_versions_hardware_git_and_stages(suite, 
     assert main(["bench", "compare", str(tmp_path / "out"), str(tmp_path / "out")]) == 0
     assert set(read_results(tmp_path / "out").cases) == {
         "parts/GraphSAGE/3,3/1x1/good/seeds/s",
+        "parts/GraphSAGE/3,3/1x1/good/CPU s/epoch",
         "parts/GraphSAGE/3,3/1x1/good/MB of remote rows/epoch",
     }
+
+
+def test_a_machine_that_was_busy_is_told_by_compare(suite, tmp_path: Path, capsys):
+    out = tmp_path / "out"
+    assert main(["bench", "suite", str(suite("good")), "--out", str(out)]) == 0
+    (cell,) = (out / "cells").glob("*.json")
+    for load, is_told in ((0.5, False), (4.0, True)):
+        told = json.loads(cell.read_text())
+        told["environment"] |= {"load": [load, 0.0, 0.0], "cores": 2}
+        cell.write_text(json.dumps(told))
+        assert main(["bench", "compare", str(out), str(out)]) == 0
+        notes = [line for line in capsys.readouterr().out.splitlines() if "busy" in line]
+        words = "2.0 programs wanted each core; times may differ"
+        assert notes == [f"note: the machine was busy {when}: {words}" for when in ("before", "after") if is_told]
 
 
 def test_a_cell_that_ran_before_and_fails_now_is_worse(suite, tmp_path: Path, capsys):

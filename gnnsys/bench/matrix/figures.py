@@ -17,9 +17,11 @@ def cell_measures(cell: Cell, figures: dict[str, Any]) -> dict[str, dict[str, An
     seeds = [sum(rank["seeds"] for rank in repeat) for repeat in repeats]
     remote = [sum(_bytes_remote(rank["stages"]) for rank in repeat) for repeat in repeats]
     waited = [sum(rank["waited"] / rank["seconds"] for rank in repeat) / len(repeat) for repeat in repeats]
+    cpu = [sum(rank["cpu_seconds"] for rank in repeat) for repeat in repeats]
     measures = {
         "seeds/s": _measure([n / s for n, s in zip(seeds, seconds, strict=True)], more_is_better=True),
         "s/epoch": _measure([s / n for s, n in zip(seconds, epochs, strict=True)]),
+        "CPU s/epoch": _measure([s / n for s, n in zip(cpu, epochs, strict=True)]),
         "MB of remote rows/epoch": _measure([b / n / MEGABYTE for b, n in zip(remote, epochs, strict=True)]),
         "% waiting": _measure([100 * share for share in waited]),
     }

@@ -34,7 +34,7 @@ from gnnsys.observe import num_usable_cores
 
 TRAINER, PREPARE = "gnnsys.bench.matrix.train", "gnnsys.bench.matrix.prepare"
 DONE, FAILED = "done", "failed"
-COMPARED = ("seeds/s", "MB of remote rows/epoch", "s to accuracy")
+COMPARED = ("seeds/s", "CPU s/epoch", "MB of remote rows/epoch", "s to accuracy")
 
 
 @dataclass(frozen=True, kw_only=True)
