@@ -45,9 +45,8 @@ def compare_files(args: argparse.Namespace) -> int:
             print(f"note: another version of {name}: {old} before, {new} after")
     for when, result in (("before", before), ("after", after)):
         if result.loads and max(result.loads) > BUSY:
-            print(
-                f"note: the machine was busy {when}: {max(result.loads):.1f} programs wanted each core; times may differ"
-            )
+            load = f"{max(result.loads):.1f} programs wanted each core"
+            print(f"note: the machine was busy {when}: {load}; times may differ")
     counts = {
         verdict: sum(c.verdict == verdict for c in changes) for verdict in dict.fromkeys(c.verdict for c in changes)
     }

@@ -186,7 +186,8 @@ if cell["option"] == "hangs":
         os.setsid()
     time.sleep(1000)
 fetch = {"batches": 3, "busy": 0.1, "bytes_remote": 2_000_000}
-repeat = {"seconds": 2.0, "epochs": 1, "seeds": 100, "waited": 0.5, "cpu_seconds": 1.5, "stages": {"fetch": fetch}, "curve": []}
+repeat = {"seconds": 2.0, "epochs": 1, "seeds": 100, "waited": 0.5, "cpu_seconds": 1.5, "curve": []}
+repeat["stages"] = {"fetch": fetch}
 json.dump({"device": "cpu", "world_size": 2, "ranks": [[repeat] * 5, [repeat] * 5]}, open(result, "w"))
 """
 
@@ -255,7 +256,7 @@ def test_a_machine_that_was_busy_is_told_by_compare(suite, tmp_path: Path, capsy
         told["environment"] |= {"load": [load, 0.0, 0.0], "cores": 2}
         cell.write_text(json.dumps(told))
         assert main(["bench", "compare", str(out), str(out)]) == 0
-        notes = [line for line in capsys.readouterr().out.splitlines() if "busy" in line]
+        notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: the machine")]
         words = "2.0 programs wanted each core; times may differ"
         assert notes == [f"note: the machine was busy {when}: {words}" for when in ("before", "after") if is_told]
 
