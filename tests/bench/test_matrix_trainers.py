@@ -139,11 +139,11 @@ def test_two_machines_train_as_one_does_and_only_hybrid_parallel_ones_exchange_r
 
 @pytest.mark.long  # samplers alone: the tests before; what a guide does: tests/explain
 def test_every_sampler_trains_on_two_machines_and_a_guide_reads_less(parts: Path, tmp_path: Path):
-    options = {**SMALL, "loading": "non-stop", "guide": {"num_features": 0.5, "every": 2}}
+    options = {**SMALL, "batch_size": 2, "steps": 8, "loading": "non-stop", "guide": {"num_features": 0.5, "every": 4}}
     cells = [cell_of(parts, sampler, **options) for sampler in SAMPLERS]
     remote = {}
     for cell, told in zip(cells, figures_of(cells, tmp_path), strict=True):
-        assert [repeat["steps"] for rank in told["ranks"] for repeat in rank] == [3] * 4
+        assert [repeat["steps"] for rank in told["ranks"] for repeat in rank] == [8] * 4
         remote[cell.sampler] = sum(r["stages"]["fetch"]["bytes_remote"] for rank in told["ranks"] for r in rank)
         assert ("guide" in told["ranks"][0][0]["stages"]) == cell.sampler.startswith("guided")
     assert 0 < remote["guided columns"] < 0.75 * remote["neighbor"]

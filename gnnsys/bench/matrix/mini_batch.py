@@ -75,7 +75,7 @@ class MiniBatchTrainer(RankTrainer):
         return validate_sampled(self, self.model, list(fanouts))
 
     def settle(self) -> None:
-        """Until batches that nobody has begun are guided."""
+        """Until batches that nobody has begun are guided, and then an epoch for those that were begun before."""
         deadline = time.monotonic() + WAIT_SECONDS
         while self.guide is not None and self.guide.status()["begins_at"] < 0:
             if time.monotonic() > deadline:
@@ -83,6 +83,8 @@ class MiniBatchTrainer(RankTrainer):
             time.sleep(0.05)
             self.guide.update(self.model)
         super().settle()
+        if self.guide is not None:
+            self.train_epoch()
 
     def counts(self) -> StageCounts:
         """A guide's bytes are rows to explain with that came from other machines, and scores that were sent there."""

@@ -102,14 +102,16 @@ class RankTrainer(ABC):
         """All repeats: epochs, or trainings where the cell has an accuracy to reach."""
         self.begin(self.options.seed)
         for _ in range(self.cell.warmup):
-            self._epoch()
+            self.train_epoch()
         self.settle()
         measured = []
         for number in range(self.cell.repeats):
             if self.options.accuracy is not None:
                 self.begin(self.options.seed + number)
             self.say(f"{REPEAT} {number}")
-            measured.append(self._epoch() if self.options.accuracy is None else self._training(self.options.accuracy))
+            measured.append(
+                self.train_epoch() if self.options.accuracy is None else self._training(self.options.accuracy)
+            )
         self.say(f"{REPEAT} {self.cell.repeats}")
         return measured
 
@@ -127,13 +129,14 @@ class RankTrainer(ABC):
         """From new weights until the accuracy is reached."""
         total = RepeatFigures()
         for _ in range(self.options.max_epochs):
-            total.add(self._epoch())
+            total.add(self.train_epoch())
             total.curve.append((total.seconds, self.validate()))
             if total.curve[-1][1] >= accuracy:
                 break
         return total
 
-    def _epoch(self) -> RepeatFigures:
+    def train_epoch(self) -> RepeatFigures:
+        """An epoch between two barriers, and what it took."""
         self.session.barrier()
         figures, before, cpu = RepeatFigures(epochs=1), self.counts(), time.process_time()
         start = time.perf_counter()
