@@ -16,7 +16,7 @@ from gnnsys.explain import Guide
 from gnnsys.lab import parse_rate
 
 MODELS = ("GraphSAGE", "GCN", "GAT", "GIN")
-GUIDED: dict[str, dict[str, Any]] = {  # DGS, and its two halves
+GUIDED: dict[str, dict[str, Any]] = {  # DGS, and its two halves: what counts before a cell's own `guide`
     "guided": {},
     "guided nodes": {"num_features": 1.0},
     "guided columns": {"nodes": False},

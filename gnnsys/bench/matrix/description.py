@@ -195,7 +195,7 @@ def _check_samplers(kinds: list[str], options: Mapping[str, CellOptions]) -> Non
         raise ValueError('guide is of a guided sampler: write "guided 15,10" among the samplers')
     for name, each in options.items():
         for kind in set(kinds) & set(GUIDED):
-            check_guide({**GUIDED[kind], **each.guide})
+            check_guide({**each.guide, **GUIDED[kind]})
         if each.training != MINI_BATCH and (drawn := [kind for kind in kinds if kind != "neighbor"]):
             raise ValueError(
                 f"option {name!r} trains on the whole graph and takes of a sampler its layers alone: "

@@ -33,7 +33,7 @@ class MiniBatchTrainer(RankTrainer):
         draws: dict[str, Any] = {"num_neighbors": list(cell.fanouts)}
         if cell.sampler in GUIDED:
             self.guide = Guide(
-                model=f"gnnsys.nn:{cell.model}", arguments=self.arguments, **(GUIDED[cell.sampler] | {**options.guide})
+                model=f"gnnsys.nn:{cell.model}", arguments=self.arguments, **{**options.guide, **GUIDED[cell.sampler]}
             )
             draws["guide"] = self.guide
             self.ends.callback(self.guide.close)
