@@ -8,7 +8,7 @@ from gnnsys.bench.against import Change, compare
 from gnnsys.bench.case import OURS, Benchmark, Case, Side, Unit, Versus, megabytes, milliseconds, rate, score, value
 from gnnsys.bench.charts import plot_results
 from gnnsys.bench.compare_results import CaseChange, compare_results
-from gnnsys.bench.matrix import CellRow, Description, RunOptions, read_description, run_matrix
+from gnnsys.bench.matrix import CellRow, Description, RunOptions, read_description, run_matrix, shipped_suites
 from gnnsys.bench.report import Report, Row, environment
 from gnnsys.bench.results import Results, read_results
 from gnnsys.bench.suite import SUITES, SuiteOptions, check_machine, load_suite, run_suite, units_of
@@ -47,6 +47,7 @@ __all__ = [
     "run_matrix",
     "run_suite",
     "score",
+    "shipped_suites",
     "units_of",
     "value",
 ]

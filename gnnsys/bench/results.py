@@ -38,6 +38,7 @@ class Results:
     reasons: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     hardware: dict[str, Any] = field(default_factory=dict)
+    loads: list[float] = field(default_factory=list)  # of the machine when each file was begun, per core
 
 
 def read_results(path: Path) -> Results:
@@ -63,6 +64,8 @@ def _read_file(file: Path, results: Results) -> None:
     environment = told.get("environment") or {}
     results.versions.update(environment.get("versions", {}))
     results.hardware.update({name: environment.get(name) for name in ("machine", "processor", "cores")})
+    if environment.get("load") and environment.get("cores"):
+        results.loads.append(environment["load"][0] / environment["cores"])
     cases = _cells(told, results) if told.get("kind") == CELL_KIND else _rows(told, results)
     for case in cases:
         known = results.cases.get(case.name)

@@ -7,6 +7,9 @@ import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
+
+BUSY = 1.5  # load average per core from which times are told to be in doubt
 
 
 def run_file(args: argparse.Namespace) -> int:
@@ -14,7 +17,7 @@ def run_file(args: argparse.Namespace) -> int:
     from gnnsys.bench import RunOptions, read_description, run_matrix
 
     (file,) = _files(args, 1, "FILE")
-    description = read_description(file)
+    description = read_description(file, _cluster_keys(args))
     out = args.out or Path(f"{description.name}-results")
     options = RunOptions(only=args.only, retry=args.retry, cache=args.cache)
     rows = run_matrix(description, out, options, show=partial(print, flush=True))
@@ -40,6 +43,10 @@ def compare_files(args: argparse.Namespace) -> int:
         old, new = before.versions.get(name), after.versions.get(name)
         if old != new:
             print(f"note: another version of {name}: {old} before, {new} after")
+    for when, result in (("before", before), ("after", after)):
+        if result.loads and max(result.loads) > BUSY:
+            load = f"{max(result.loads):.1f} programs wanted each core"
+            print(f"note: the machine was busy {when}: {load}; times may differ")
     counts = {
         verdict: sum(c.verdict == verdict for c in changes) for verdict in dict.fromkeys(c.verdict for c in changes)
     }
@@ -57,6 +64,14 @@ def plot_files(args: argparse.Namespace) -> int:
     for path in plot_results(results, args.out, args.kind):
         print(path)
     return 0
+
+
+def _cluster_keys(args: argparse.Namespace) -> dict[str, Any]:
+    """What the command line says of a cluster, by the keys of a suite's file."""
+    if args.hosts is not None and args.slurm:
+        raise ValueError("give --hosts FILE or --slurm, not both")
+    keys = {"hosts_file": args.hosts and args.hosts.absolute(), "slurm": args.slurm or None, "ssh": args.ssh}
+    return {key: value for key, value in keys.items() if value is not None}
 
 
 def _files(args: argparse.Namespace, count: int, words: str) -> list[Path]:

@@ -8,21 +8,28 @@ from pathlib import Path
 
 import pytest
 
-from gnnsys.bench.charts.axes import Axes, round_up, ticks
+from gnnsys.bench.charts.axes import BOTTOM, TOP, Axes, round_up, ticks
 from gnnsys.cli import main
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
 def write_cell(
-    folder: Path, trainers: int, option: str, seconds: list[float], *, remote: float = 0.0, accuracy: bool = False
+    folder: Path,
+    trainers: int,
+    option: str,
+    seconds: list[float],
+    *,
+    remote: float = 0.0,
+    accuracy: bool = False,
+    sampler: str = "neighbor",
 ) -> None:
     """As the runner writes it: 1000 seeds an epoch of every trainer."""
     rates = [1000 * trainers / s for s in seconds]
     measures = {"seeds/s": rates, "s/epoch": seconds, "MB of remote rows/epoch": [remote] * len(seconds)}
     measures |= {"accuracy": [0.8]} if accuracy else {}
     curve = [[1.0, 0.4], [2.0, 0.8]] if accuracy else []
-    cell = {"dataset": "sbm-2k", "model": "GCN", "sampler": "neighbor", "fanouts": [5, 5], "hosts": 1}
+    cell = {"dataset": "sbm-2k", "model": "GCN", "sampler": sampler, "fanouts": [5, 5], "hosts": 1}
     cell |= {"trainers": trainers, "option": option, "options": {"accuracy": 0.75 if accuracy else None}}
     name = f"sbm-2k/GCN/5,5/1x{trainers}/{option}"
     told = {
@@ -31,8 +38,9 @@ def write_cell(
         "figures": {"ranks": [[{"seconds": 2.0, "curve": curve}]]},
     }  # fmt: skip
     (folder / "cells").mkdir(parents=True, exist_ok=True)
-    (folder / "cells" / f"{trainers}-{option}.json").write_text(json.dumps(told))
-    (folder / "suite.json").write_text(json.dumps({"told": {"options": {"plain": {}, "fast": {}}}}))
+    (folder / "cells" / f"{sampler}-{trainers}-{option}.json").write_text(json.dumps(told))
+    order = {"samplers": ["5,5", "labor 5,5", "guided 5,5"], "options": {"plain": {}, "fast": {}}}
+    (folder / "suite.json").write_text(json.dumps({"told": order}))
 
 
 def texts(path: Path) -> list[str]:
@@ -49,7 +57,11 @@ def test_scaling_has_a_point_with_a_whisker_per_cell_and_an_ideal_line(tmp_path:
     assert len(dots) == 3 == len(whiskers) and dots == sorted(dots, reverse=True)  # up is less
     ideal, measured = root.iter(f"{SVG}polyline")
     assert ideal.get("class") == "ideal" and measured.get("points", "").count(",") == 3
-    assert {"trainers", "seeds/s", "1", "2", "4", "sbm-2k/GCN/5,5/plain"} <= set(texts(tmp_path / "a.svg"))
+    (_, first), (x, last) = (map(float, point.split(",")) for point in ideal.get("points", "").split())
+    floor = 400 - BOTTOM
+    assert floor - last == pytest.approx(4 * (floor - first), abs=0.5)  # all of it, to four times the first
+    assert last > TOP and x == pytest.approx([float(dot.get("cx", "")) for dot in root.iter(f"{SVG}circle")][-1])
+    assert {"trainers", "seeds/s", "1", "2", "4", "Scaling: sbm-2k/GCN/5,5/plain"} <= set(texts(tmp_path / "a.svg"))
 
 
 def test_bars_have_the_order_of_the_suite_and_say_how_many_times_faster(tmp_path: Path, capsys):
@@ -58,12 +70,31 @@ def test_bars_have_the_order_of_the_suite_and_say_how_many_times_faster(tmp_path
     assert main(["bench", "plot", str(tmp_path)]) == 0
     assert capsys.readouterr().out.split() == [str(tmp_path / "plots" / f"{k}.svg") for k in ("ablation", "traffic")]
     said = texts(tmp_path / "plots" / "ablation.svg")
-    assert [words for words in said if "x)" in words] == ["2.5 (1.00x)", "1 (2.50x)"]
+    assert [words for words in said if "x)" in words] == ["400 (1.00x)", "1,000 (2.50x)"]
     assert said.index("plain") < said.index("fast")
     assert {"6", "1.5", "MB an epoch", "Traffic: sbm-2k/GCN/5,5/1x1"} <= set(texts(tmp_path / "plots" / "traffic.svg"))
     root = ElementTree.parse(tmp_path / "plots" / "ablation.svg").getroot()
     heights = [float(bar.get("height", "")) for bar in root.iter(f"{SVG}rect")]
-    assert heights[0] / heights[1] == pytest.approx(2.5, rel=0.01)
+    assert heights[1] / heights[0] == pytest.approx(2.5, rel=0.01)
+
+
+def test_bars_of_several_groups_are_each_beside_the_first_of_its_own(tmp_path: Path):
+    for trainers, plain, fast in ((1, 2.0, 1.0), (2, 3.0, 2.0)):
+        write_cell(tmp_path, trainers, "plain", [plain] * 5)
+        write_cell(tmp_path, trainers, "fast", [fast] * 5)
+    assert main(["bench", "plot", str(tmp_path), "--kind", "ablation", "--out", str(tmp_path / "a.svg")]) == 0
+    said = texts(tmp_path / "a.svg")
+    assert [words for words in said if words.endswith("x")] == ["1.00x", "2.00x", "1.00x", "1.50x"]
+    assert {"1x1", "1x2", "plain", "fast", "By option: sbm-2k/GCN/5,5"} <= set(said)
+
+
+def test_samplers_are_compared_where_options_are_all_the_same(tmp_path: Path):
+    for sampler, seconds in (("guided", 1.0), ("neighbor", 2.0), ("labor", 1.6)):
+        write_cell(tmp_path, 1, "plain", [seconds] * 5, sampler=sampler)
+    assert main(["bench", "plot", str(tmp_path), "--kind", "ablation", "--out", str(tmp_path / "a.svg")]) == 0
+    said = texts(tmp_path / "a.svg")
+    assert [words for words in said if "x)" in words] == ["500 (1.00x)", "625 (1.25x)", "1,000 (2.00x)"]
+    assert [words for words in said if words.endswith("5,5")] == ["5,5", "labor 5,5", "guided 5,5"]
 
 
 def test_accuracy_is_a_curve_over_seconds_of_training(tmp_path: Path):

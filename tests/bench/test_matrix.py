@@ -1,9 +1,10 @@
-"""`gnnsys bench suite`: descriptions, cells that fail, runs that go on, and what a rank measures."""
+"""`gnnsys bench suite`: descriptions, cells that fail, and runs that go on."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -13,10 +14,9 @@ import pytest
 
 from gnnsys.bench import read_results
 from gnnsys.bench.matrix import processes
-from gnnsys.bench.matrix.cell import Cell, CellOptions
-from gnnsys.bench.matrix.description import SUITES_FOLDER, make_description, read_description
+from gnnsys.bench.matrix.cluster import ClusterOptions
+from gnnsys.bench.matrix.description import make_description, read_description, shipped_suites
 from gnnsys.bench.matrix.processes import Ended, reason_of_output, run_with_deadline
-from gnnsys.bench.matrix.train import main as train
 from gnnsys.cli import main
 from gnnsys.graph import sbm
 from gnnsys.lab import available
@@ -55,7 +55,7 @@ def test_cells_are_the_product_of_the_axes(parts: Path):
         ({"datasets": ["rmat-1k"]}, "there is no dataset 'rmat-1k'"),
         ({"datasets": []}, "datasets must be a list with at least one entry"),
         ({"modles": ["GCN"]}, "there is no key 'modles'; choose from: name, where"),
-        ({"options": {"a": {"hiden": 3}}}, "there is no option 'hiden'; choose from: loading, partition"),
+        ({"options": {"a": {"hiden": 3}}}, "there is no option 'hiden'; choose from: training, loading"),
         ({"options": {"a": {"loading": "fast"}}}, "there is no loading 'fast'; choose one of: synchronous"),
         ({"options": {"a": {"hidden": 0}}}, "hidden must be a whole number >= 1, got 0"),
         ({"options": {"a": {"accuracy": 90}}}, "accuracy must be a number above 0 and at most 1, got 90"),
@@ -70,6 +70,31 @@ def test_cells_are_the_product_of_the_axes(parts: Path):
         ({"deadline": "soon"}, "deadline must be a positive number of seconds"),
         ({"models": ["GCN", "GCN"]}, "twice the same cell: parts/GCN"),
         ({"name": None}, "name must be a text"),
+        ({"name": "../mine"}, "name must be a text that a folder can be called by, got '../mine'"),
+        ({"samplers": [15, 10]}, 'a sampler is a text, "15,10" with quotation marks for two layers, got 15'),
+        ({"options": {"a": {"device": "gpu"}}}, "device must be one that torch knows, cpu or cuda, got 'gpu'"),
+        ({"options": {"a": {"training": "whole"}}}, "there is no training 'whole'; choose one of: mini-batch, full-"),
+        ({"options": {"a": {"schedule": "inter-layer"}}}, "schedule is of `training: full-graph`, and has no meaning"),
+        ({"options": {"a": {"training": "replicated", "steps": 3}}}, "steps is of `training: mini-batch`, and has no"),
+        ({"options": {"a": {"training": "full-graph", "bins": 0}}}, "bins must be a whole number >= 1, got 0"),
+        (
+            {"options": {"a": {"training": "full-graph"}}, "samplers": ["labor 3,3"]},
+            "option 'a' trains on the whole graph and takes of a sampler its layers alone",
+        ),
+        ({"samplers": ["ladies -1"]}, "fanouts must be >= 1, got 'ladies -1'"),
+        ({"samplers": ["guided 3"], "defaults": {"guide": {"nods": True}}}, "a guide has no 'nods'; choose from: eps"),
+        ({"samplers": ["guided 3"], "defaults": {"guide": {"eps": "much"}}}, "guide {'eps': 'much'}: "),
+        ({"samplers": ["guided columns 3"], "defaults": {"guide": {"num_features": 1}}}, "guides nothing"),
+        ({"options": {"a": {"guide": {"every": 10}}}}, "guide is of a guided sampler"),
+        ({"where": "lab", "launcher": ["srun"]}, "launcher stands in the place of torchrun on this machine"),
+        ({"hosts_file": "hosts"}, "hosts_file is of a cluster: write `where: cluster`"),
+        ({"where": "cluster"}, "a cluster has either `hosts_file: FILE` (or --hosts FILE) or `slurm: true`"),
+        ({"where": "cluster", "slurm": True, "hosts_file": "hosts"}, "a cluster has either"),
+        ({"where": "cluster", "slurm": "yes"}, "slurm must be true or false, got 'yes'"),
+        ({"where": "cluster", "slurm": True}, "there is no Slurm allocation here: run this inside salloc or sbatch"),
+        ({"where": "cluster", "hosts_file": "gone"}, "there is no hosts file "),
+        ({"where": "cluster", "hosts_file": "h", "parts_on_hosts": "x"}, "parts_on_hosts must be an absolute path"),
+        ({"where": "cluster", "hosts_file": "h", "defaults": {"cpu": 1.0}}, "rate and cpu are of hosts of the lab"),
     ],
 )
 def test_what_a_description_has_wrong_is_told_in_one_line(parts: Path, tmp_path: Path, capsys, change, message):
@@ -87,24 +112,60 @@ def test_a_mapping_of_datasets_gives_labels_to_long_names(parts: Path):
     assert (cell.name, cell.dataset) == ("small/GraphSAGE/3,3/1x1/default", "sbm-1k:num_classes=4")
 
 
-def test_the_suites_that_come_with_gnnsys_can_be_read_by_name():
-    files = sorted(SUITES_FOLDER.glob("*.json"))
-    assert {"distdgl-ablation", "distdgl-scaling", "one-machine"} <= {file.stem for file in files}
-    for file in files:
-        described = read_description(Path(file.stem))
-        assert described.name == file.stem and len(described.cells) > 2
-    with pytest.raises(ValueError, match="gone is not there, and no suite of gnnsys is called so: distdgl-ablation"):
+def test_the_suites_that_come_with_gnnsys_can_be_read_by_name_and_say_what_they_reproduce():
+    files = shipped_suites()
+    assert {"distdgl-ablation", "distdgl-scaling", "one-machine", "g3-scaling", "dgs-scaling"} <= set(files)
+    for name, file in files.items():
+        described = read_description(Path(name))
+        assert described.name == name and len(described.cells) > 1
+        if not name.startswith("one-"):
+            paper = {"distdgl": "DistDGLv2", "g3": "G3", "dgs": "DGS"}[name.split("-")[0]]
+            assert re.match(rf"# {paper}\b.*(figures?|table) \d", file.read_text())
+    with pytest.raises(ValueError, match="gone is not there, and no suite of gnnsys is called so: dgs-scaling"):
         read_description(Path("gone"))
 
 
+def test_the_name_of_a_suite_without_the_word_before_it_is_told(capsys):
+    assert main(["bench", "one-machine"]) == 2
+    assert "one-machine is a matrix of training jobs: write `gnnsys bench suite one-machine`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["suite", "one-machine", "--kind", "scaling"], "bench suite does not take --kind; it takes: --out, --only"),
+        (["suite", "one-machine", "--quick"], "bench suite does not take --quick"),
+        (["suite", "one-machine", "--tolerance", "0"], "bench suite does not take --tolerance"),
+        (["compare", "a", "b", "--out", "c"], "bench compare does not take --out; it takes: --tolerance, --json"),
+        (["compare", "a", "b", "--check"], "bench compare does not take --check"),
+        (["plot", "a", "--json", "b"], "bench plot does not take --json; it takes: --kind, --out"),
+        (["plot", "a", "--set", "b=1"], "bench plot does not take --set"),
+        (["ops", "--hosts", "h"], "bench ops does not take --hosts; it takes: --only, --quick"),
+        (["ops", "--retry"], "bench ops does not take --retry"),
+        (["ops", "--rounds", "0"], "bench ops does not take --rounds"),
+        (["ops", "--against", "c", "--check"], "bench ops --against does not take --check; it takes: --against, --ro"),
+    ],
+)
+def test_options_that_are_not_read_are_refused(capsys, words: list[str], message: str):
+    assert main(["bench", *words]) == 2
+    said = capsys.readouterr().err
+    assert message in said and said.count("\n") == 1
+
+
 def test_yaml_says_the_same_as_json(parts: Path, tmp_path: Path):
-    pytest.importorskip("yaml", reason="descriptions in YAML need PyYAML")
     (tmp_path / "parts").symlink_to(parts)
     (tmp_path / "a.json").write_text(json.dumps(TINY))
     (tmp_path / "a.yaml").write_text(
         'name: tiny\ndatasets: [parts]\nsamplers: ["3,3"]\nrepeats: 2\ndeadline: 60  # seconds\n'
     )
     assert read_description(tmp_path / "a.json").digest == read_description(tmp_path / "a.yaml").digest
+    for text in ("name: a\nmodels: [GCN]\nmodels: [GAT]\n", "name: a\ndefaults: {models: 1, models: 2}"):
+        (tmp_path / "b.yaml").write_text(text)
+        with pytest.raises(ValueError, match=r"b\.yaml is not YAML: 'models' is there twice"):
+            read_description(tmp_path / "b.yaml")
+    (tmp_path / "b.json").write_text('{"name": "a", "name": "b"}')
+    with pytest.raises(ValueError, match=r"b\.json is not JSON: 'name' is there twice"):
+        read_description(tmp_path / "b.json")
     (tmp_path / "b.yaml").write_text("name: [")
     with pytest.raises(ValueError, match=r"b\.yaml is not YAML"):
         read_description(tmp_path / "b.yaml")
@@ -125,7 +186,8 @@ if cell["option"] == "hangs":
         os.setsid()
     time.sleep(1000)
 fetch = {"batches": 3, "busy": 0.1, "bytes_remote": 2_000_000}
-repeat = {"seconds": 2.0, "epochs": 1, "seeds": 100, "waited": 0.5, "stages": {"fetch": fetch}, "curve": []}
+repeat = {"seconds": 2.0, "epochs": 1, "seeds": 100, "waited": 0.5, "cpu_seconds": 1.5, "curve": []}
+repeat["stages"] = {"fetch": fetch}
 json.dump({"device": "cpu", "world_size": 2, "ranks": [[repeat] * 5, [repeat] * 5]}, open(result, "w"))
 """
 
@@ -172,6 +234,7 @@ def test_the_json_of_a_cell_has_figures_versions_hardware_git_and_stages(suite, 
     assert told["measures"]["seeds/s"] == {"more_is_better": True, "samples": [100.0] * 5}
     assert told["measures"]["MB of remote rows/epoch"]["samples"] == [4.0] * 5
     assert told["measures"]["% waiting"]["samples"] == [25.0] * 5
+    assert told["measures"]["CPU s/epoch"] == {"more_is_better": False, "samples": [3.0] * 5}
     assert told["stages"]["fetch"] == {"batches": 30, "busy": pytest.approx(1.0), "bytes_remote": 20_000_000}
     environment = told["environment"]
     assert {"torch", "python", "numpy"} <= set(environment["versions"]) and environment["cores"] >= 1
@@ -179,8 +242,23 @@ def test_the_json_of_a_cell_has_figures_versions_hardware_git_and_stages(suite, 
     assert main(["bench", "compare", str(tmp_path / "out"), str(tmp_path / "out")]) == 0
     assert set(read_results(tmp_path / "out").cases) == {
         "parts/GraphSAGE/3,3/1x1/good/seeds/s",
+        "parts/GraphSAGE/3,3/1x1/good/CPU s/epoch",
         "parts/GraphSAGE/3,3/1x1/good/MB of remote rows/epoch",
     }
+
+
+def test_a_machine_that_was_busy_is_told_by_compare(suite, tmp_path: Path, capsys):
+    out = tmp_path / "out"
+    assert main(["bench", "suite", str(suite("good")), "--out", str(out)]) == 0
+    (cell,) = (out / "cells").glob("*.json")
+    for load, is_told in ((0.5, False), (4.0, True)):
+        told = json.loads(cell.read_text())
+        told["environment"] |= {"load": [load, 0.0, 0.0], "cores": 2}
+        cell.write_text(json.dumps(told))
+        assert main(["bench", "compare", str(out), str(out)]) == 0
+        notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: the machine")]
+        words = "2.0 programs wanted each core; times may differ"
+        assert notes == [f"note: the machine was busy {when}: {words}" for when in ("before", "after") if is_told]
 
 
 def test_a_cell_that_ran_before_and_fails_now_is_worse(suite, tmp_path: Path, capsys):
@@ -202,6 +280,26 @@ def test_results_of_another_suite_are_refused(suite, tmp_path: Path, capsys):
     assert "has results of another version of it" in capsys.readouterr().err
     assert main(["bench", "suite", str(suite("good")), "--out", str(tmp_path)]) == 2
     assert "is neither empty nor results of a suite" in capsys.readouterr().err
+
+
+def test_two_processes_do_not_write_one_result_folder(suite, tmp_path: Path, capsys):
+    """The second is told who has it; the lock of a process that was killed holds nobody up."""
+    file, out = suite("good"), tmp_path / "out"
+    told = ["bench", "suite", str(file), "--out", str(out)]
+    program = (
+        "import sys; from pathlib import Path; from gnnsys.bench.matrix.result_folder import ResultFolder\n"
+        "from gnnsys.bench import read_description\n"
+        "with ResultFolder.claimed(Path(sys.argv[2]), read_description(Path(sys.argv[1]))):\n"
+        "    print('has it', flush=True); sys.stdin.read()"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", program, str(file), str(out)], **pipes) as first:
+        assert first.stdout.readline() == "has it\n"
+        assert main(told) == 2
+        said = capsys.readouterr().err
+        assert f"{out} is being written by process {first.pid} on " in said and said.count("\n") == 1
+        first.kill()
+    assert main(told) == 0 and has_run(tmp_path) == ["good"]
 
 
 def test_a_cell_past_its_deadline_is_a_row_and_leaves_no_process(suite, tmp_path: Path, capsys):
@@ -254,19 +352,18 @@ def test_cells_of_different_commits_are_told(suite, tmp_path: Path, capsys):
     assert "note: cells are of different commits: 1 of 000000000000, 1 of " in capsys.readouterr().out
 
 
-def test_the_script_for_clusters_writes_a_suite_that_srun_starts(tmp_path: Path):
-    """Slurm's words are stand-ins, as is gnnsys: what is seen is the description."""
-    for name, text in (("scontrol", "echo n1; echo n2"), ("gnnsys", 'echo "$@" >> said.txt')):
-        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
-        (tmp_path / name).chmod(0o755)
+def test_the_script_for_clusters_writes_a_suite_for_the_nodes_of_an_allocation(tmp_path: Path):
+    """gnnsys is a stand-in: what is seen is the description."""
+    (tmp_path / "gnnsys").write_text('#!/bin/sh\necho "$@" >> said.txt\n')
+    (tmp_path / "gnnsys").chmod(0o755)
     script = Path(__file__).parents[2] / "launch" / "bench_cluster.sh"
-    slurm = {"SLURM_JOB_NUM_NODES": "5", "SLURM_GPUS_ON_NODE": "8", "SLURM_JOB_NODELIST": "n[1-5]", "SLURM_JOB_ID": "7"}
+    slurm = {"SLURM_JOB_NUM_NODES": "5", "SLURM_GPUS_ON_NODE": "8", "PARTS_ON_NODES": "/scratch/me"}
     env = {**os.environ, **slurm, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     subprocess.run(["bash", script, "sbm-20k", "out"], cwd=tmp_path, env=env, check=True, timeout=60)
-    assert (tmp_path / "said.txt").read_text() == "bench suite out.json --out out\nbench plot out\n"
-    described = read_description(tmp_path / "out.json")
+    assert (tmp_path / "said.txt").read_text() == "bench suite out.yaml --out out\nbench plot out\n"
+    described = read_description(tmp_path / "out.yaml")
     assert {(cell.hosts, cell.trainers) for cell in described.cells} == {(1, 8), (2, 8), (4, 8)}
-    assert described.launcher[0] == "srun" and "--rdzv-endpoint=n1:29400" in described.launcher
+    assert described.cluster == ClusterOptions(slurm=True, parts_on_hosts="/scratch/me")
     outside = subprocess.run(["bash", script, "sbm-20k"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert outside.returncode != 0 and "there is no Slurm allocation" in outside.stderr
 
@@ -276,48 +373,6 @@ def test_the_reason_is_the_first_error_of_a_rank():
     assert reason_of_output(Ended(1, output), 9) == "ended with 1: RuntimeError: x is gone"
     assert reason_of_output(Ended(-9, "last words\n\n"), 9) == "ended with -9: last words"
     assert reason_of_output(Ended(None, output), 9) == "ran past its deadline of 9 s"
-
-
-# --- a rank
-
-
-@pytest.mark.parametrize("loading", ["synchronous", "keeping"])
-def test_a_rank_measures_epochs(parts: Path, tmp_path: Path, capsys, loading: str):
-    options = CellOptions(**SMALL_MODEL, loading=loading, device="cpu")
-    cell = Cell(
-        dataset="parts", model="GraphSAGE", sampler="neighbor", fanouts=(3, 3), trainers=1, hosts=1, option="a",
-        options=options, repeats=2, parts=str(parts),
-    )  # fmt: skip
-    cell.save(tmp_path / "cell.json")
-    assert Cell.load(tmp_path / "cell.json") == cell
-    train(cell, tmp_path / "result.json")
-    told = json.loads((tmp_path / "result.json").read_text())
-    (repeats,) = told["ranks"]
-    assert [repeat["steps"] for repeat in repeats] == [3, 3] and repeats[0]["seeds"] == 24
-    for repeat in repeats:
-        assert 0 < repeat["computed"] + repeat["waited"] <= repeat["seconds"]
-        assert repeat["stages"]["fetch"]["bytes_local"] > 0 <= repeat["stages"]["sample"]["busy"]
-    if loading == "synchronous":
-        assert [repeat["stages"]["sample"]["batches"] for repeat in repeats] == [3, 3]
-    assert capsys.readouterr().out.split("\n")[:-1] == [
-        "suite-ready",
-        *(f"suite-repeat {number}" for number in range(3)),
-    ]
-
-
-def test_a_rank_trains_until_the_accuracy_is_reached(parts: Path, tmp_path: Path):
-    options = CellOptions(
-        batch_size=16, hidden=32, learning_rate=0.02, accuracy=0.5, max_epochs=30, device="cpu", loading="non-stop"
-    )
-    cell = Cell(
-        dataset="parts", model="GraphSAGE", sampler="labor", fanouts=(5, 5), trainers=1, hosts=1, option="a",
-        options=options, repeats=2, warmup=0, parts=str(parts),
-    )  # fmt: skip
-    train(cell, tmp_path / "result.json")
-    ((first, second),) = json.loads((tmp_path / "result.json").read_text())["ranks"]
-    for repeat in (first, second):
-        assert [accuracy >= 0.5 for _, accuracy in repeat["curve"]] == [False] * (repeat["epochs"] - 1) + [True]
-        assert repeat["curve"][-1][0] == pytest.approx(repeat["seconds"])
 
 
 @pytest.mark.long

@@ -15,11 +15,12 @@ text { font: 12px system-ui, 'DejaVu Sans', sans-serif; fill: #24292f }
 .axis { stroke: #6e7781; stroke-width: 1; fill: none }
 .grid { stroke: #d0d7de; stroke-width: 0.6 }
 .whisker { stroke: #24292f; stroke-width: 1.2 }
-.ideal { stroke: #6e7781; stroke-width: 1; stroke-dasharray: 4 3; fill: none }
+.ideal { stroke-width: 1; stroke-dasharray: 4 3; stroke-opacity: 0.7 }
 @media (prefers-color-scheme: dark) {
   text { fill: #e6edf3 } .faint { fill: #9198a1 } .grid { stroke: #3d444d } .whisker { stroke: #e6edf3 }
 }
 """
+FAINT = "#6e7781"
 LEFT, RIGHT, TOP, BOTTOM = 76, 24, 54, 60
 
 
@@ -34,21 +35,24 @@ class Axes:
     most_y: float
     width: int = 640
     height: int = 400
+    left: int = LEFT  # of what the axes enclose
     legend: list[tuple[str, str]] = field(default_factory=list)
     _drawn: list[str] = field(default_factory=list)
 
     def x(self, value: float) -> float:
-        return LEFT + (self.width - LEFT - RIGHT) * value / self.most_x
+        return self.left + (self.width - self.left - RIGHT) * value / self.most_x
 
     def y(self, value: float) -> float:
         return self.height - BOTTOM - (self.height - TOP - BOTTOM) * value / self.most_y
 
-    def line(self, points: Sequence[tuple[float, float]], colour: str | None, *, dots: bool = False) -> None:
-        """Without a colour: the faint dashed one of what would be ideal."""
+    def line(
+        self, points: Sequence[tuple[float, float]], colour: str, *, dots: bool = False, dashed: bool = False
+    ) -> None:
+        """Dashed: thin and faint, for what was not measured."""
         path = " ".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in points)
-        style = 'class="ideal"' if colour is None else f'fill="none" stroke="{colour}" stroke-width="2"'
-        self._drawn.append(f'<polyline points="{path}" {style}/>')
-        for x, y in points if dots and colour else ():
+        style = 'class="ideal"' if dashed else 'stroke-width="2"'
+        self._drawn.append(f'<polyline points="{path}" fill="none" stroke="{colour}" {style}/>')
+        for x, y in points if dots else ():
             self._drawn.append(f'<circle cx="{self.x(x):.1f}" cy="{self.y(y):.1f}" r="3.5" fill="{colour}"/>')
 
     def bar(self, left: float, right: float, value: float, colour: str) -> None:
@@ -69,11 +73,13 @@ class Axes:
     def render(self, x_ticks: Sequence[tuple[float, str]] | None = None, *, slanted: bool = False) -> str:
         """The picture; ticks of x are round numbers unless they are given. `slanted`: their words are long."""
         floor, height = self.y(0), self.height + 18 * len(self.legend) + (70 if slanted else 0)
-        drawn = [f'<text x="{LEFT}" y="24" class="title">{escape(self.title)}</text>']
+        drawn = [f'<text x="{self.left}" y="24" class="title">{escape(self.title)}</text>']
         for value in ticks(self.most_y):
             y = self.y(value)
-            drawn.append(f'<line class="grid" x1="{LEFT}" x2="{self.width - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-            drawn.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end" class="faint">{number(value)}</text>')
+            drawn.append(f'<line class="grid" x1="{self.left}" x2="{self.width - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+            drawn.append(
+                f'<text x="{self.left - 8}" y="{y + 4:.1f}" text-anchor="end" class="faint">{number(value)}</text>'
+            )
         for value, words in x_ticks or [(value, number(value)) for value in ticks(self.most_x)]:
             x = self.x(value)
             drawn.append(f'<path class="axis" d="M{x:.1f} {floor:.1f}v4"/>')
@@ -82,15 +88,15 @@ class Axes:
             place = f'x="{x:.1f}" y="{floor + 18:.1f}" text-anchor="{anchor}"'
             drawn.append(f'<text {place} class="faint"{turned}>{escape(words)}</text>')
         drawn += self._drawn
-        drawn.append(f'<path class="axis" d="M{LEFT} {TOP}V{floor:.1f}H{self.width - RIGHT}"/>')
-        drawn.append(f'<text x="{LEFT - 60}" y="{TOP - 12}">{escape(self.y_label)}</text>')
-        middle = (LEFT + self.width - RIGHT) / 2
-        below = floor + (110 if slanted else 40)
+        drawn.append(f'<path class="axis" d="M{self.left} {TOP}V{floor:.1f}H{self.width - RIGHT}"/>')
+        drawn.append(f'<text x="{self.left - 60}" y="{TOP - 12}">{escape(self.y_label)}</text>')
+        middle = (self.left + self.width - RIGHT) / 2
+        below = floor + (110 if slanted else 40 if self.x_label else 24)
         drawn.append(f'<text x="{middle:.1f}" y="{below:.1f}" text-anchor="middle">{escape(self.x_label)}</text>')
         for i, (words, colour) in enumerate(self.legend):
             y = below + 24 + 18 * i
-            drawn.append(f'<rect x="{LEFT}" y="{y - 9:.1f}" width="12" height="10" fill="{colour}"/>')
-            drawn.append(f'<text x="{LEFT + 20}" y="{y:.1f}">{escape(words)}</text>')
+            drawn.append(f'<rect x="{self.left}" y="{y - 9:.1f}" width="12" height="10" fill="{colour}"/>')
+            drawn.append(f'<text x="{self.left + 20}" y="{y:.1f}">{escape(words)}</text>')
         size = f'width="{self.width}" height="{height}" viewBox="0 0 {self.width} {height}"'
         body = "\n".join(drawn)
         return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>\n<style>{_STYLE}</style>\n{body}\n</svg>\n'

@@ -1,7 +1,7 @@
 """What is drawn of a suite's results. Points and bars are medians over repeats, whiskers their 95% intervals.
 
-scaling: seeds/s over the number of trainers. ablation: an epoch's seconds by option. accuracy: validation accuracy over
-seconds of training. traffic: megabytes an epoch by cell.
+scaling: seeds/s over the number of trainers. ablation: seeds/s by option, or by sampler. accuracy: validation accuracy
+over seconds of training. traffic: megabytes an epoch by cell.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gnnsys.bench.charts.axes import COLOURS, Axes, number, round_up
+from gnnsys.bench.charts.axes import COLOURS, FAINT, LEFT, Axes, number, round_up
 from gnnsys.bench.compare_results import median_interval
 from gnnsys.bench.results import CELL_KIND
 
 ENDINGS = (".svg", ".png")
-ROWS, LINK = "MB of remote rows/epoch", "MB on the busiest link/epoch"
+BAR_WIDTH = 52  # pixels, of a bar with its words
+LEAST_MEGABYTES = 1e-3  # cells that move less have no bars
+LETTER = 6.8  # pixels of a letter in slanted words, from left to right
+RATE, ROWS, LINK = "seeds/s", "MB of remote rows/epoch", "MB on the busiest link/epoch"
 
 
 def plot_results(results: Path, out: Path | None, kind: str | None) -> list[Path]:
@@ -56,10 +59,18 @@ def read_cells(results: Path) -> list[dict[str, Any]]:
     if not cells or any(cell.get("kind") != CELL_KIND for cell in cells):
         raise ValueError(f"{results} is no result folder of `gnnsys bench suite`")
     told = json.loads((results / "suite.json").read_text(encoding="utf-8"))["told"]
-    order = list(told.get("options") or {})
     done = [cell for cell in cells if cell["status"] == "done"]
-    place = {name: number for number, name in enumerate(order)}
-    return sorted(done, key=lambda c: (_but(c, "option"), place.get(c["cell"]["option"], 0), _num_trainers(c)))
+    keys = {"dataset": "datasets", "model": "models", "sampler": "samplers", "option": "options"}
+    places = {
+        axis: {str(name): number for number, name in enumerate(told.get(key) or ())} for axis, key in keys.items()
+    }
+
+    def place(cell: dict[str, Any]) -> tuple[int, ...]:
+        axes = _axes_of(cell)
+        *first, option = (places[axis].get(axes[axis], 0) for axis in keys)
+        return *first, cell["cell"]["hosts"], cell["cell"]["trainers"], option
+
+    return sorted(done, key=place)
 
 
 def draw_chart(kind: str, cells: list[dict[str, Any]]) -> str | None:
@@ -68,39 +79,55 @@ def draw_chart(kind: str, cells: list[dict[str, Any]]) -> str | None:
 
 
 def scaling(cells: list[dict[str, Any]]) -> str | None:
-    series: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    """A line for all cells that differ in their ranks alone, and beside it the first one's rate times the trainers."""
+    by_name: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for cell in cells:
-        series[_but(cell, "ranks")].append(cell)
-    series = {name: sorted(group, key=_num_trainers) for name, group in series.items() if len(group) > 1}
+        by_name[_but(cell, "ranks")].append(cell)
+    series = [sorted(group, key=_num_trainers) for group in by_name.values() if len(group) > 1]
     if not series:
         return None
-    shown = [cell for group in series.values() for cell in group]
-    most = max(median_interval(_samples(cell, "seeds/s"))[1] for cell in shown)
-    axes = Axes("Scaling", "trainers", "seeds/s", 1.08 * max(map(_num_trainers, shown)), round_up(most))
-    for colour, (name, group) in zip(_colours(), series.items(), strict=False):
-        first = group[0]
-        rate = statistics.median(_samples(first, "seeds/s")) / _num_trainers(first)
-        end = min(_num_trainers(group[-1]), axes.most_y / rate)
-        axes.line([(_num_trainers(first), rate * _num_trainers(first)), (end, rate * end)], None)
-        points = [(_num_trainers(cell), statistics.median(_samples(cell, "seeds/s"))) for cell in group]
+    common, names = _short_names([group[0] for group in series], left_out="ranks")
+    shown = [cell for group in series for cell in group]
+    ideals = [_ideal(group) for group in series]
+    most = max([median_interval(_samples(cell, RATE))[1] for cell in shown] + [line[-1][1] for line in ideals])
+    axes = Axes(f"Scaling: {common}", "trainers", RATE, 1.08 * max(map(_num_trainers, shown)), round_up(most))
+    for colour, name, group, ideal in zip(_colours(), names, series, ideals, strict=False):
+        axes.line(ideal, colour, dashed=True)
+        points = [(_num_trainers(cell), statistics.median(_samples(cell, RATE))) for cell in group]
         axes.line(points, colour, dots=True)
         for cell, (x, _) in zip(group, points, strict=True):
-            axes.error_bar(x, *median_interval(_samples(cell, "seeds/s")))
-        axes.legend.append((name, colour))
-    names = {count: str(count) for count in map(_num_trainers, shown)}
-    return axes.render([(float(count), words) for count, words in sorted(names.items())])
+            axes.error_bar(x, *median_interval(_samples(cell, RATE)))
+        axes.legend.append((name or "measured", colour))
+    axes.legend.append(("dashed: as many times the first as there are trainers", FAINT))
+    counts = sorted({_num_trainers(cell) for cell in shown})
+    return axes.render([(float(count), str(count)) for count in counts])
+
+
+def _ideal(group: list[dict[str, Any]]) -> list[tuple[float, float]]:
+    first, last = _num_trainers(group[0]), _num_trainers(group[-1])
+    rate = statistics.median(_samples(group[0], RATE)) / first
+    return [(first, rate * first), (last, rate * last)]
 
 
 def ablation(cells: list[dict[str, Any]]) -> str | None:
-    """Bars of the first group of cells that differ by their option; ratios are to its first bar."""
-    groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for cell in cells:
-        groups[_but(cell, "option")].append(cell)
-    name, group = max(groups.items(), key=lambda item: len(item[1]), default=("", []))
-    if len(group) < 2:
-        return None
-    bars = [(cell["cell"]["option"], {"s/epoch": _samples(cell, "s/epoch")}) for cell in group]
-    return _bars(f"Ablation: {name}", "seconds an epoch, and how many times faster than the first", bars, ratios=True)
+    """Bars of cells that differ in their option alone, or else in their sampler; ratios are to the first of a group."""
+    for axis in ("option", "sampler"):
+        groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        for cell in cells:
+            groups[_but(cell, axis)].append(cell)
+        chosen = [group for group in groups.values() if len(group) > 1]
+        if chosen:
+            common, names = _short_names([group[0] for group in chosen], left_out=axis)
+            title, label = f"By {axis}: {common}", f"{RATE}, and how many times the first"
+            if len(chosen) == 1:
+                bars = [(_axes_of(cell)[axis], {RATE: _samples(cell, RATE)}) for cell in chosen[0]]
+                return _bars(title, label, bars, ratios=True)
+            grouped = [
+                (name, {_axes_of(cell)[axis]: _samples(cell, RATE) for cell in group})
+                for name, group in zip(names, chosen, strict=True)
+            ]
+            return _bars(title, label, grouped, ratios=True)
+    return None
 
 
 def accuracy(cells: list[dict[str, Any]]) -> str | None:
@@ -117,7 +144,7 @@ def accuracy(cells: list[dict[str, Any]]) -> str | None:
         axes.legend.append((name, colour))
     wanted = {cell["cell"]["options"]["accuracy"] for cell, _ in curves}
     for value in wanted:
-        axes.line([(0, value), (axes.most_x, value)], None)
+        axes.line([(0, value), (axes.most_x, value)], FAINT, dashed=True)
     return axes.render()
 
 
@@ -126,8 +153,12 @@ def traffic(cells: list[dict[str, Any]]) -> str | None:
         return None
     common, names = _short_names(cells)
     moved = [{m: _samples(cell, m) for m in (ROWS, LINK) if m in cell["measures"]} for cell in cells]
-    bars = list(zip(names, moved, strict=True))
-    if not any(statistics.median(samples) for _, by_measure in bars for samples in by_measure.values()):
+    bars = [
+        (name, by_measure)
+        for name, by_measure in zip(names, moved, strict=True)
+        if any(statistics.median(samples) >= LEAST_MEGABYTES for samples in by_measure.values())
+    ]
+    if not bars:
         return None
     return _bars(f"Traffic: {common}", "MB an epoch", bars)
 
@@ -141,25 +172,33 @@ KINDS: dict[str, Callable[[list[dict[str, Any]]], str | None]] = {
 
 
 def _bars(title: str, label: str, bars: list[tuple[str, dict[str, list[float]]]], *, ratios: bool = False) -> str:
-    measures = list(dict.fromkeys(measure for _, by_measure in bars for measure in by_measure))
-    most = max(median_interval(samples)[1] for _, by_measure in bars for samples in by_measure.values())
+    """Groups of bars, by name, in the colours of their kinds. `ratios`: to the first bar of all, or of its group."""
+    kinds = list(dict.fromkeys(kind for _, by_kind in bars for kind in by_kind))
+    most = max(median_interval(samples)[1] for _, by_kind in bars for samples in by_kind.values())
     slanted = max(len(name) for name, _ in bars) > 14
-    axes = Axes(title, "", label, len(bars), round_up(most), width=max(640, 130 + 60 * len(bars)))
+    width = max(640, 130 + len(bars) * (24 + BAR_WIDTH * len(kinds)))
+    step = width / len(bars)
+    reach = max(LETTER * len(name) - (place + 0.5) * step for place, (name, _) in enumerate(bars))
+    margin = max(LEFT, round(reach)) if slanted else LEFT  # slanted words begin further left
+    axes = Axes(title, "", label, len(bars), round_up(most), width=width + margin - LEFT, left=margin)
     first = None
-    for place, (_, by_measure) in enumerate(bars):
-        width = 0.7 / len(measures)
-        for i, (measure, colour) in enumerate(zip(measures, COLOURS, strict=False)):
-            if measure not in by_measure:
+    for place, (_, by_kind) in enumerate(bars):
+        share = 0.8 / len(kinds)
+        first = first if len(kinds) == 1 else None
+        for i, (kind, colour) in enumerate(zip(kinds, _colours(), strict=False)):
+            if kind not in by_kind:
                 continue
-            samples, left = by_measure[measure], place + 0.15 + i * width
+            samples, left = by_kind[kind], place + 0.1 + i * share
             value, (low, high) = statistics.median(samples), median_interval(samples)
-            axes.bar(left, left + width * 0.95, value, colour)
-            axes.error_bar(left + width / 2, low, high)
+            axes.bar(left, left + share * 0.92, value, colour)
+            axes.error_bar(left + share * 0.46, low, high)
             first = value if first is None else first
-            words = f"{number(value)} ({first / value:.2f}x)" if ratios and value else number(value)
-            axes.text(left + width / 2, high, words)
-    if len(measures) > 1:
-        axes.legend = list(zip(measures, COLOURS, strict=False))
+            words = number(value)
+            if ratios and first:
+                words = f"{value / first:.2f}x" if len(kinds) > 1 else f"{words} ({value / first:.2f}x)"
+            axes.text(left + share * 0.46, high, words)
+    if len(kinds) > 1:
+        axes.legend = list(zip(kinds, _colours(), strict=False))
     return axes.render([(place + 0.5, name) for place, (name, _) in enumerate(bars)], slanted=slanted)
 
 
@@ -185,9 +224,9 @@ def _axes_of(cell: dict[str, Any]) -> dict[str, str]:
     }  # fmt: skip
 
 
-def _short_names(cells: list[dict[str, Any]]) -> tuple[str, list[str]]:
-    """What all cells have in common, and of each what is its own."""
-    by_cell = [_axes_of(cell) for cell in cells]
+def _short_names(cells: list[dict[str, Any]], left_out: str | None = None) -> tuple[str, list[str]]:
+    """What all cells have in common, and of each what is its own; without one of the axes."""
+    by_cell = [{axis: words for axis, words in _axes_of(cell).items() if axis != left_out} for cell in cells]
     common = [axis for axis in by_cell[0] if len({axes[axis] for axes in by_cell}) == 1]
     own = ["/".join(words for axis, words in axes.items() if axis not in common) for axes in by_cell]
     return "/".join(by_cell[0][axis] for axis in common), own

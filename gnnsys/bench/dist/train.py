@@ -20,12 +20,12 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import gnnsys
+from gnnsys.bench.await_file import WAIT_SECONDS, await_file
 from gnnsys.bench.dist.phase import BEGIN, COMPUTE, END, FIGURES, MODES, READY, Phase, go_file, load
 from gnnsys.bench.dist.task import Task
 from gnnsys.nn import GraphSAGE
 
 NODE = "node"
-WAIT_SECONDS = 1800.0  # for a batch over a slow link, and for the harness
 
 
 def main(folder: Path, parts: str, num_seed_parts: int | None) -> None:
@@ -88,7 +88,7 @@ class PhaseTrainer:
         self.session.barrier()
         self.say(f"{word} {phase.name}")
         if self.session.rank == 0:
-            wait_for(go_file(folder, word, phase.name))
+            await_file(go_file(folder, word, phase.name))
         self.session.barrier()
 
     def say(self, line: str) -> None:
@@ -180,14 +180,6 @@ def one_batch(loader: Any) -> Iterator[Any]:
     loader.close()
     while True:
         yield held
-
-
-def wait_for(path: Path) -> None:
-    end = time.monotonic() + WAIT_SECONDS
-    while not path.exists():
-        if time.monotonic() > end:
-            raise TimeoutError(f"{path} did not appear within {WAIT_SECONDS:g} s")
-        time.sleep(0.01)
 
 
 if __name__ == "__main__":

@@ -19,9 +19,10 @@ from typing import Any
 import torch
 
 import gnnsys
+from gnnsys.bench.await_file import WAIT_SECONDS
 from gnnsys.bench.dist.phase import FIGURES, MODES, Phase, load
 from gnnsys.bench.dist.task import Task
-from gnnsys.bench.dist.train import WAIT_SECONDS, PhaseTrainer, RankFigures, endless
+from gnnsys.bench.dist.train import PhaseTrainer, RankFigures, endless
 from gnnsys.comm import Client, Kind
 from gnnsys.graph import EDGE
 from gnnsys.nn import Dot, softmax_link_loss

@@ -3,7 +3,7 @@
 `description` reads and checks the file, `run` runs its cells and keeps a JSON of each, `train` is what every rank runs.
 """
 
-from gnnsys.bench.matrix.description import Description, read_description
+from gnnsys.bench.matrix.description import Description, read_description, shipped_suites
 from gnnsys.bench.matrix.run import CellRow, RunOptions, run_matrix
 
-__all__ = ["CellRow", "Description", "RunOptions", "read_description", "run_matrix"]
+__all__ = ["CellRow", "Description", "RunOptions", "read_description", "run_matrix", "shipped_suites"]

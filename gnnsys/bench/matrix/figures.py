@@ -15,11 +15,13 @@ def cell_measures(cell: Cell, figures: dict[str, Any]) -> dict[str, dict[str, An
     seconds = [max(rank["seconds"] for rank in repeat) for repeat in repeats]
     epochs = [repeat[0]["epochs"] for repeat in repeats]
     seeds = [sum(rank["seeds"] for rank in repeat) for repeat in repeats]
-    remote = [sum(rank["stages"].get("fetch", {}).get("bytes_remote", 0) for rank in repeat) for repeat in repeats]
+    remote = [sum(_bytes_remote(rank["stages"]) for rank in repeat) for repeat in repeats]
     waited = [sum(rank["waited"] / rank["seconds"] for rank in repeat) / len(repeat) for repeat in repeats]
+    cpu = [sum(rank["cpu_seconds"] for rank in repeat) for repeat in repeats]
     measures = {
         "seeds/s": _measure([n / s for n, s in zip(seeds, seconds, strict=True)], more_is_better=True),
         "s/epoch": _measure([s / n for s, n in zip(seconds, epochs, strict=True)]),
+        "CPU s/epoch": _measure([s / n for s, n in zip(cpu, epochs, strict=True)]),
         "MB of remote rows/epoch": _measure([b / n / MEGABYTE for b, n in zip(remote, epochs, strict=True)]),
         "% waiting": _measure([100 * share for share in waited]),
     }
@@ -44,6 +46,11 @@ def stage_counters(ranks: list[list[dict[str, Any]]]) -> dict[str, dict[str, flo
             for name, count in counts.items():
                 own[name] = own.get(name, 0) + count
     return total
+
+
+def _bytes_remote(stages: dict[str, dict[str, float]]) -> float:
+    """Rows that a loader fetched, that ranks of full-graph training exchanged, that a guide explains with."""
+    return sum(stages.get(name, {}).get("bytes_remote", 0) for name in ("fetch", "exchange", "guide"))
 
 
 def _measure(samples: list[float], *, more_is_better: bool = False) -> dict[str, Any]:

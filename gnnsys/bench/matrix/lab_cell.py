@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gnnsys.bench.lab_jobs import trainer_environment
-from gnnsys.bench.matrix.cell import READY, REPEAT, Cell
+from gnnsys.bench.matrix.cell import GO_FILE, READY, REPEAT, Cell
 from gnnsys.bench.matrix.processes import Ended
 from gnnsys.lab import Lab
 
@@ -31,7 +31,7 @@ def run_in_lab(cell: Cell, job: list[str], folder: Path) -> tuple[Ended, list[di
             ["--nproc-per-node", str(cell.trainers), *job],
             timeout=cell.deadline,
             check=False,
-            env=trainer_environment(GNNSYS_BENCH_GO=str(go)),
+            env=trainer_environment(**{GO_FILE: str(go)}),
             heard=lambda _, line: hear(line),
         )
     failed = [result for result in results if not result.ok]

@@ -44,8 +44,10 @@ def run_with_deadline(
     seconds: float,
     environment: Mapping[str, str],
     heard: Callable[[str], None] | None = None,
+    *,
+    end_seconds: float = _END_SECONDS,
 ) -> Ended:
-    """Runs a command; `heard` gets each line of its output as it comes."""
+    """Runs a command; `heard` gets each line of its output as it comes. `end_seconds`: to end by itself if told to."""
     mark = secrets.token_hex(8)
     lines: list[str] = []
     process = subprocess.Popen(
@@ -74,7 +76,7 @@ def run_with_deadline(
     except subprocess.TimeoutExpired:
         process.terminate()  # torchrun ends its ranks
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_END_SECONDS)
+            process.wait(end_seconds)
     finally:
         kill_marked(mark)
         process.kill()

@@ -20,9 +20,10 @@ import torch
 import torch.nn.functional as F
 
 import gnnsys
+from gnnsys.bench.await_file import WAIT_SECONDS
 from gnnsys.bench.dist.phase import FIGURES, MODES, Phase, load
 from gnnsys.bench.dist.task import Task
-from gnnsys.bench.dist.train import NODE, WAIT_SECONDS, PhaseTrainer, RankFigures, endless
+from gnnsys.bench.dist.train import NODE, PhaseTrainer, RankFigures, endless
 from gnnsys.explain import Guide
 from gnnsys.nn import GraphSAGE
 from gnnsys.sampling import FastGCNSampler, LaborSampler, LadiesSampler, Sampler

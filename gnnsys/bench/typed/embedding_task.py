@@ -17,8 +17,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from gnnsys.bench.await_file import await_file
 from gnnsys.bench.dist.phase import BEGIN, END, FIGURES, READY, Phase, go_file, load
-from gnnsys.bench.dist.train import wait_for
 
 UNIFORM, SKEWED = "uniform", "skewed"
 GOLDEN = 0.6180339887498949  # multiples of it, modulo 1, are far apart
@@ -114,5 +114,5 @@ def meet(side: UpdateSide, say: Callable[[str], None], word: str, phase: Phase, 
     side.barrier()
     say(f"{word} {phase.name}")
     if side.rank == 0:
-        wait_for(go_file(folder, word, phase.name))
+        await_file(go_file(folder, word, phase.name))
     side.barrier()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import gnnsys
-from gnnsys.bench.dist.train import WAIT_SECONDS
+from gnnsys.bench.await_file import WAIT_SECONDS
 from gnnsys.bench.typed.embedding_task import LEARNING_RATE, EmbeddingTask, loss_of, run_phases
 
 

@@ -15,6 +15,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from gnnsys.bench import SuiteOptions
 
+OPTIONS: dict[str, tuple[str, ...]] = {  # what each use of the command reads; "" is a suite that times gnnsys
+    "suite": ("out", "only", "retry", "check", "cache", "hosts", "slurm", "ssh"),
+    "compare": ("tolerance", "json"),
+    "plot": ("kind", "out"),
+    "": ("only", "quick", "scale", "cache", "set", "json", "check", "against"),
+    "--against": ("against", "rounds", "only", "quick", "scale", "cache", "set", "json"),
+}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
@@ -34,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--only", metavar="NAME", help="only cases whose name contains NAME (A|B: A or B)")
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works; targets not judged")
-    parser.add_argument("--scale", choices=("small", "full"), default="full", help="small: the same as --quick")
+    parser.add_argument("--scale", choices=("small", "full"), help="small: the same as --quick")
     parser.add_argument(
         "--cache", metavar="DIR", type=Path, help="keep generated graphs and parts here, for other runs"
     )
@@ -48,7 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", metavar="FILE", type=Path, help="write rows, samples, hardware and versions to FILE")
     parser.add_argument(
-        "--check", action="store_true", help="exit 1 when a row misses its target or a required row did not run"
+        "--check",
+        action="store_true",
+        help="exit 1 when a row misses its target or a required row did not run; with suite: when a cell failed",
     )
     parser.add_argument(
         "--against",
@@ -57,9 +67,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="another checkout of gnnsys, built in place: run the suite here and there in turns, and say which rows "
         "are worse here; exit 1 when one is by more than 3%%, or did not run in both",
     )
-    parser.add_argument("--rounds", type=int, default=3, help="with --against: how often each runs (default 3)")
+    parser.add_argument("--rounds", type=int, metavar="N", help="with --against: how often each runs (default 3)")
     parser.add_argument("--out", metavar="DIR", type=Path, help="with suite: the result folder; with plot: pictures")
     parser.add_argument("--retry", action="store_true", help="with suite: run cells again that failed")
+    parser.add_argument(
+        "--hosts", metavar="FILE", type=Path, help="with suite: on these hosts, as gnnsys launch has it"
+    )
+    parser.add_argument("--slurm", action="store_true", help="with suite: on the nodes of this Slurm allocation")
+    parser.add_argument("--ssh", metavar="COMMAND", help="with suite and hosts: such as 'ssh -F my_config' (ssh)")
     parser.add_argument(
         "--kind", metavar="NAME", help="with plot: scaling, ablation, accuracy or traffic (default: all)"
     )
@@ -69,11 +84,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gnnsys.bench import SuiteOptions, check_machine, load_suite, run_suite
+    from gnnsys.bench import SUITES, SuiteOptions, check_machine, load_suite, run_suite, shipped_suites
     from gnnsys.cli.bench_files import WITH_FILES
 
+    if args.suite in (*WITH_FILES, *SUITES):
+        check_options(args)
     if args.suite in WITH_FILES:
         return WITH_FILES[args.suite](args)
+    if args.suite in shipped_suites():
+        raise ValueError(f"{args.suite} is a matrix of training jobs: write `gnnsys bench suite {args.suite}`")
     if args.files:
         raise ValueError(f"bench {args.suite} takes no files, got {args.files[0]}; {', '.join(WITH_FILES)} do")
     benchmarks = load_suite(args.suite)
@@ -97,6 +116,19 @@ def run(args: argparse.Namespace) -> int:
     return 1 if args.check and failures else 0
 
 
+def check_options(args: argparse.Namespace) -> None:
+    """ValueError where an option is given that this use of the command does not read."""
+    use = args.suite if args.suite in OPTIONS else "" if args.against is None else "--against"
+    taken = OPTIONS[use]
+    others = {name for names in OPTIONS.values() for name in names} - set(taken)
+    for name in sorted(others):
+        given = getattr(args, name)
+        if given is not None and given is not False and given != []:
+            what = f"bench {args.suite}" + (f" {use}" if use.startswith("-") else "")
+            flags = ", ".join(f"--{each}" for each in taken)
+            raise ValueError(f"{what} does not take --{name}; it takes: {flags}")
+
+
 def _run_against(args: argparse.Namespace, options: SuiteOptions) -> int:
     from gnnsys.bench import Change, compare, environment, load_suite, units_of
 
@@ -106,7 +138,9 @@ def _run_against(args: argparse.Namespace, options: SuiteOptions) -> int:
     told += [] if args.cache is None else ["--cache", str(args.cache.absolute())]
     told += [word for text in args.set for word in ("--set", text)]
     units = units_of(load_suite(args.suite), options)
-    changes = compare(told, units, args.against, args.rounds, show=partial(print, flush=True))
+    changes = compare(
+        told, units, args.against, 3 if args.rounds is None else args.rounds, show=partial(print, flush=True)
+    )
     print(Change.header())
     for change in changes:
         print(change.line())
