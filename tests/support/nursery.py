@@ -36,6 +36,7 @@ from types import ModuleType
 from typing import Any
 
 from tests.support.disk import do_not_wait_for_disks
+from tests.support.huge_pages import use_huge_pages
 
 ROOT = Path(__file__).resolve().parents[2]
 NUM_NURSERIES = 2
@@ -186,6 +187,7 @@ def main() -> None:
     gc.enable()
     forget_finalizers()
     do_not_wait_for_disks()
+    use_huge_pages()
     program = serve(socket.socket(fileno=int(sys.argv[1])))["program"]
     if first_pid := os.environ.get("LAB_HOST"):
         from tests.support.lab_host import move
