@@ -204,6 +204,8 @@ def main() -> None:
 def import_everything() -> None:
     importlib.import_module("torch._dynamo")  # what the first optimizer of a process loads
     importlib.import_module("torch.distributed.run")  # torchrun, which may be an agent of this process
+    importlib.import_module("encodings.idna")  # what sockets load for the first name of a host
+    name_methods_quickly()
     importlib.import_module("tests.support.spare_servers")
 
     import gnnsys
@@ -212,6 +214,15 @@ def import_everything() -> None:
 
     for name in gnnsys.__all__:
         getattr(gnnsys, name)
+
+
+def name_methods_quickly() -> None:
+    """Has agents not look through the sources of all modules for the name of a method, at each event of a rendezvous.
+
+    That takes a second of every agent, and nobody reads it.
+    """
+    rendezvous: Any = importlib.import_module("torch.distributed.elastic.rendezvous.dynamic_rendezvous")
+    rendezvous.get_method_name = lambda depth=2: sys._getframe(depth).f_code.co_name
 
 
 def forget_finalizers() -> None:
