@@ -83,6 +83,12 @@ def test_masks_are_used_as_they_come_and_a_resumed_loader_has_the_same_batches(g
     model, deadline = sage(), time.monotonic() + SECONDS
     for batch in loader:  # an epoch without masks is whole
         assert torch.equal(batch.x, graph.node_data["node"]["x"][batch.n_id])
+
+    def has_masks() -> bool:
+        guide.update(model)
+        return guide.status()["begins_at"] >= 0
+
+    await_true(has_masks, "masks")  # not by reading on, which takes the processor from who explains
     while guide.status()["guided_batches"] < 20:
         assert time.monotonic() < deadline
         for _ in loader:
