@@ -197,7 +197,11 @@ def main() -> None:
         from tests.support.spare_servers import keep_spares
 
         keep_spares()
-    run(program)
+    try:
+        run(program)
+    except SystemExit as ended:
+        if ended.code not in (None, 0):
+            raise
     leave()
 
 
