@@ -46,7 +46,7 @@ from gnnsys.graph import planted_noise
 
 UNIFORM, BOTH, ALL = "uniform", "both", "all neighbours"
 TASK = Task(num_nodes=4096, num_epochs=4, batch_size=16, dropout=0.5)
-QUICK_TASK = Task(num_nodes=320, num_epochs=1, num_seeds=1, batch_size=16, fanout=3, every=2, pools=4)
+QUICK_TASK = Task(num_nodes=640, num_epochs=1, num_seeds=1, batch_size=16, fanout=3, every=2, pools=4)
 SWEEP_SEEDS, RICH_SEEDS = 2, 3
 BYTES_EPOCHS = 8  # rows to explain with are fetched once: how much of a run they are depends on its length
 KEPT = 0.85  # N_f of the thesis
