@@ -14,7 +14,7 @@ from gnnsys.bench.results import CaseSamples, Results
 from gnnsys.cli import main
 
 REPEATS = 10
-SEEDS = 100
+SEEDS = 50
 
 
 def times(rng: np.random.Generator, kind: str, spread: float, count: int = REPEATS) -> np.ndarray:
@@ -60,29 +60,29 @@ def test_ten_repeats_tell_five_percent_from_noise(kind: str, spread: float):
 
 
 def test_a_table_of_many_cases_has_few_false_alarms():
-    """Forty cases of the same code: of fifty tables hardly one says anything but "no difference"."""
+    """Forty cases of the same code: of twenty tables hardly one says anything but "no difference"."""
     wrong = 0
-    for seed in range(50):
+    for seed in range(20):
         rng = np.random.default_rng(seed)
         before, after = ({f"case {i}": times(rng, "noise", 0.02) for i in range(40)} for _ in range(2))
         changes = compare_results(results(before), results(after), resamples=500)
         wrong += any(change.verdict != "no difference" for change in changes)
-    assert wrong <= 5
+    assert wrong <= 2
 
 
 def test_the_interval_holds_the_true_ratio_as_often_as_it_says():
     held = 0
-    for seed in range(300):
+    for seed in range(150):
         rng = np.random.default_rng(seed)
         pair = times(rng, "noise", 0.02, 20), 1.1 * times(rng, "noise", 0.02, 20)
         interval = ratio_interval(*pair, more_is_better=False, level=0.05, resamples=500, seed=seed)
         held += interval.low <= 1 / 1.1 <= interval.high
-    assert held >= 0.93 * 300
+    assert held >= 0.93 * 150
 
 
 def test_a_machine_that_slows_down_all_sides_is_no_change_of_ours():
     found: dict[str, int] = {}
-    for seed in range(100):
+    for seed in range(SEEDS):
         rng = np.random.default_rng(seed)
         before, after = (
             results({"case": factor * times(rng, "noise", 0.01)}, {"dgl": factor * times(rng, "noise", 0.01)})
@@ -91,7 +91,7 @@ def test_a_machine_that_slows_down_all_sides_is_no_change_of_ours():
         (change,) = compare_results(before, after, resamples=500)
         assert change.machine == pytest.approx(1 / 1.15, rel=0.03)
         found[change.verdict] = found.get(change.verdict, 0) + 1
-    assert found["no difference"] >= 98
+    assert found["no difference"] >= 0.98 * SEEDS
 
 
 def test_a_slow_down_of_ours_is_seen_on_a_machine_that_got_faster():

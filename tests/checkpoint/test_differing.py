@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import random
 
 import pytest
@@ -83,14 +82,13 @@ def test_every_rank_gets_back_what_it_had(tmp_path, asynchronous):
     assert sorted(sizes) == ["dense.pt", "differing-1.pt", "differing-2.pt", "rank-0.pt", "rank-1.pt", "rank-2.pt"]
 
 
-def test_with_another_number_of_ranks_all_have_what_rank_0_had_and_are_told(tmp_path, caplog):
+def test_with_another_number_of_ranks_all_have_what_rank_0_had_and_are_told(tmp_path, logged):
     saved = save(tmp_path, 2)
     for num_ranks in (1, 3):
-        caplog.clear()
-        with caplog.at_level(logging.WARNING):
-            restored = restore(tmp_path, num_ranks)
+        logged.clear()
+        restored = restore(tmp_path, num_ranks)
         assert all(same(each, saved[0]) for each in restored)
-        (text,) = [record.getMessage() for record in caplog.records if "different values" in record.getMessage()]
+        (text,) = [record.getMessage() for record in logged if "different values" in record.getMessage()]
         assert "2 ranks saved different values of model (norm.num_batches_tracked and 2 more), optimizer" in text
         assert f"{num_ranks} are here: all take those that rank 0 saved" in text
 

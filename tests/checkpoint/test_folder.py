@@ -78,13 +78,13 @@ def test_every_file_of_a_checkpoint_is_checked_and_an_older_one_stands_in(folder
         assert life.values() == ([2.0], [2.0])
 
 
-def test_files_of_other_names_are_left_alone_and_what_is_restored_is_logged(folder, caplog):
+def test_files_of_other_names_are_left_alone_and_what_is_restored_is_logged(folder, logged):
     (folder / "step-notes.txt").write_text("mine")
-    with caplog.at_level("INFO", "gnnsys.checkpoint"), Life(folder):
+    with Life(folder):
         assert (folder / "step-notes.txt").read_text() == "mine"
-    with caplog.at_level("INFO", "gnnsys.checkpoint"), Life(folder / "new"):
+    with Life(folder / "new"):
         pass
-    assert [record.message for record in caplog.records] == [
+    assert [record.getMessage() for record in logged] == [
         f"restored step 2 from {folder / 'step-0000000002'}",
         f"no checkpoint in {folder / 'new'}: begins at step 0",
     ]
@@ -243,7 +243,7 @@ def test_an_error_of_an_earlier_save_says_which_it_was_and_the_next_one_is_made(
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
-def test_what_fits_into_memory_only_once_is_saved_all_the_same(tmp_path, caplog, monkeypatch, asynchronous):
+def test_what_fits_into_memory_only_once_is_saved_all_the_same(tmp_path, logged, monkeypatch, asynchronous):
     clone, asked = torch.Tensor.clone, []
 
     def scarce(tensor, **options):
@@ -262,7 +262,7 @@ def test_what_fits_into_memory_only_once_is_saved_all_the_same(tmp_path, caplog,
         monkeypatch.undo()
         assert bool(asked) is asynchronous, "where no copy is wanted none is tried"
         weight = life.model.more.weight.detach().clone()
-    warned = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    warned = [record.getMessage() for record in logged if record.levelname == "WARNING"]
     assert len(warned) == int(asynchronous) and all("no memory for a copy of table 'table'" in text for text in warned)
     with Life(tmp_path.parent / "other", num_rows=400) as life:
         life.model.more = torch.nn.Linear(256, 256, bias=False)
@@ -270,13 +270,13 @@ def test_what_fits_into_memory_only_once_is_saved_all_the_same(tmp_path, caplog,
             assert life.values() == ([2.0], [2.0]) and torch.equal(life.model.more.weight, weight)
 
 
-def test_states_alone_that_do_not_fit_a_second_time_are_written_as_they_are(tmp_path, caplog, monkeypatch):
+def test_states_alone_that_do_not_fit_a_second_time_are_written_as_they_are(tmp_path, logged, monkeypatch):
     monkeypatch.setattr(gnnsys.checkpoint.saver, "free_memory", lambda: 50)
     with gnnsys.resume(tmp_path, model=torch.nn.Linear(4, 4)) as saver:
         assert saver.save() == tmp_path / "step-0000000000", "it waited"
         saver.step()
         saver.save()
-    assert [record.message for record in caplog.records] == [
+    assert [record.getMessage() for record in logged if record.levelname == "WARNING"] == [
         "there is no memory for a copy of the states of rank 0, 80 bytes: checkpoints are written straight from it, "
         "and training waits meanwhile"
     ]

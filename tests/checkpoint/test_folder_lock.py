@@ -57,13 +57,14 @@ def life(folder, **options):
     return gnnsys.resume(folder, model=torch.nn.Linear(2, 2), asynchronous=False, **options)
 
 
-def test_a_second_job_is_refused_when_it_saves_and_the_first_is_named(tmp_path, other, caplog):
+def test_a_second_job_is_refused_when_it_saves_and_the_first_is_named(tmp_path, other, logged):
     process, child = other
     claim(tmp_path, process)
     under_way = tmp_path / f".step-{5:010d}-{'0' * 16}"
     under_way.mkdir()
     with life(tmp_path) as saver:
-        assert f"another job that still runs saves to {tmp_path} (process {child.pid} on " in caplog.text
+        (warned,) = [record.getMessage() for record in logged if record.levelname == "WARNING"]
+        assert f"another job that still runs saves to {tmp_path} (process {child.pid} on " in warned
         for _ in range(2):
             with pytest.raises(
                 ValueError, match=rf"another job that still runs .*\(process {child.pid} on .*, job bbbbbbbb\)"

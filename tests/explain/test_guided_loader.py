@@ -77,12 +77,23 @@ def unbroken(session, graph):
     return train(session, graph, steps=STEPS)
 
 
+def await_masks(guide: Guide, model: torch.nn.Module) -> None:
+    """Not by reading batches, which takes the processor from who explains."""
+
+    def have_come() -> bool:
+        guide.update(model)
+        return guide.status()["begins_at"] >= 0
+
+    await_true(have_come, "masks")
+
+
 def test_masks_are_used_as_they_come_and_a_resumed_loader_has_the_same_batches(graph) -> None:
     guide = Guide(model=MODEL, pools=4, every=1, num_features=0.5)
     loader = make_loader(graph, guide)
     model, deadline = sage(), time.monotonic() + SECONDS
     for batch in loader:  # an epoch without masks is whole
         assert torch.equal(batch.x, graph.node_data["node"]["x"][batch.n_id])
+    await_masks(guide, model)
     while guide.status()["guided_batches"] < 20:
         assert time.monotonic() < deadline
         for _ in loader:
@@ -202,6 +213,9 @@ def test_a_rank_without_seeds_and_a_process_that_cannot_begin_keep_nobody_from_t
     none = gnnsys.Seeds(torch.empty(0, dtype=torch.int64), "node", largest=24, total=24)
     loader = make_loader(graph, guide, input_nodes=none)
     model, deadline = sage(), time.monotonic() + SECONDS
+    for _ in loader:
+        guide.update(model)
+    await_masks(guide, model)
     while guide.status()["guided_batches"] < 2:  # it explains all the same: other trainers of the machine read masks
         assert time.monotonic() < deadline
         for batch in loader:

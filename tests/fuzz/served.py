@@ -7,6 +7,7 @@ until its input closes.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from gnnsys.partition import Assignment, write_parts
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE = 180.0
 NUM_NODES, NUM_EDGES, NUM_PARTS = 2000, 20_000, 2
+M_ARENA_MAX = -8  # of malloc.h
 TABLE_BYTES = 32 << 20  # that may be created: what is mutated creates tables, too
 
 
@@ -82,7 +84,7 @@ class Served:
 @contextlib.contextmanager
 def served(folder: Path, key: Path | None = None) -> Iterator[Served]:
     """The server of the parts in `folder`, with the key in a file or with none; ends with the block."""
-    env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
+    env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.fuzz.served", str(folder), *([] if key is None else [str(key)])],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, cwd=ROOT,
@@ -117,6 +119,7 @@ def main(folder: str, key: str | None = None) -> None:
     from gnnsys.comm import make_key
     from gnnsys.session.graph_server import GraphServer, wait_for_end
 
+    ctypes.CDLL(None).mallopt(M_ARENA_MAX, 2)  # or memory would depend on which thread has answered what
     tables = Path(folder).parent / "tables"
     keys = None if key is None else make_key(key)
     server = GraphServer(alone=True, folder=tables, max_table_bytes=TABLE_BYTES, keys=keys)

@@ -9,10 +9,12 @@ from tests.fuzz.run import fuzz, judge
 from tests.fuzz.served import Usage
 
 
+@pytest.mark.usefixtures("forked_servers")
 def test_a_server_answers_a_correct_client_throughout_and_stays_as_large_as_it_was(tmp_path):
     assert fuzz(tmp_path / "parts", num_messages=800, seed=1) is None
 
 
+@pytest.mark.usefixtures("forked_servers")
 def test_no_sealed_message_that_was_changed_is_accepted_and_a_correct_client_is_answered_throughout(tmp_path):
     assert fuzz(tmp_path / "parts", num_messages=3_000, seed=1, is_sealed=True) is None
 

@@ -8,6 +8,7 @@ from tests.fuzz.served import Usage
 from tests.fuzz.soak import Interval, judge, soak
 
 
+@pytest.mark.usefixtures("forked_servers")
 def test_a_server_under_load_with_clients_coming_and_going_stays_as_it_is(tmp_path):
     """Intervals this short say nothing about rates on a machine that pauses: `make soak` judges those."""
     assert soak(tmp_path / "parts", seconds=0.8, every=0.1, by_rate=False) is None

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.house import imports
-from tests.house.imports import PACKAGE, ROOT, Use, public_names, room_of, rooms, rooms_on_disk, uses
+from tests.house.draw_map import drawing, without_shortcuts
+from tests.house.imports import MAP, PACKAGE, ROOT, Use, public_names, room_of, rooms, rooms_on_disk, uses
 
 OUTSIDE = ("examples", "launch", "docker")
 NATIVE = ("_C", "_cuda")  # the libraries built from csrc/, loaded by `ops` alone
@@ -50,6 +51,17 @@ def excepted(use: Use) -> bool:
 
 def test_the_map_has_every_room_once():
     assert len(rooms()) == len(set(rooms())) and set(rooms()) == rooms_on_disk()
+
+
+def test_the_drawn_map_is_that_of_the_code():
+    drawn = drawing()
+    assert drawn in MAP.read_text(encoding="utf-8"), f"run python -m tests.house.draw_map --write\n{drawn}"
+    assert drawn.count("-->") > 15
+
+
+def test_an_arrow_is_left_out_where_a_longer_way_says_the_same():
+    arrows: dict[str, set[str]] = {"a": {"b", "c", "d"}, "b": {"c"}, "c": set(), "d": set()}
+    assert without_shortcuts(arrows) == {"a": {"b", "d"}, "b": {"c"}, "c": set(), "d": set()}
 
 
 def test_a_room_imports_only_rooms_above_it():

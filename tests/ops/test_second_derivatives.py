@@ -39,7 +39,7 @@ def registered(x: Tensor, score_src: Tensor, score_dst: Tensor, edge_score: Tens
     return native.gat_aggregate(*structure, x, score_src, score_dst, edge_score, 0.2, 0.0, 0, *transposed)[0]
 
 
-ATTENTION = [rand(5, 2, 3), rand(5, 2, seed=1), rand(4, 2, seed=2), rand(9, 2, seed=3)]
+ATTENTION = [rand(5, 2, 2), rand(5, 2, seed=1), rand(4, 2, seed=2), rand(9, 2, seed=3)]
 OPS: dict[str, tuple[Callable[..., object], list[Tensor]]] = {
     "spmm": (lambda x, w: spmm(CSC_, x, w), [rand(5, 3), rand(9, seed=1)]),
     "spmm, heads": (lambda x, w: spmm(CSC_, x, w, "mean"), [rand(5, 2, 3), rand(9, 2, seed=1)]),

@@ -11,7 +11,7 @@ import torch
 
 from gnnsys.graph import Graph, rmat, save, sbm, typed_graph
 from gnnsys.ops import CSC, NodeRun, PairTable, drop_pages, stream_cluster, stream_cut, stream_refine
-from gnnsys.partition import estimate_streaming, stream_assignment
+from gnnsys.partition import estimate_in_memory, estimate_streaming, stream_assignment
 from gnnsys.partition.adjacency import Adjacency, first_nodes
 from gnnsys.partition.constraints import constraints_of
 from tests.support.grid import grid
@@ -386,12 +386,13 @@ print(found.num_cut / found.num_edges, found.excess == [])
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="reads /proc")
 def test_a_graph_larger_than_the_limit_is_assigned_within_the_limit_and_the_estimate(tmp_path):
-    """3.6M edges: METIS would want several times the limit, which is the least there is."""
-    num_nodes, num_edges, limit = 60_000, 3_600_000, 64 << 20
+    """2.4M edges: METIS would want several times the limit, which is the least there is."""
+    num_nodes, num_edges, limit = 40_000, 2_400_000, 64 << 20
     save(sbm(num_nodes, avg_degree=60, num_classes=16, homophily=0.9, num_features=1), tmp_path / "graph")
     peak = peak_memory(STREAM, tmp_path / "graph", limit, tmp_path, timeout=300)
     estimate = estimate_streaming(num_nodes, num_edges, 8, memory_limit=limit)
     assert peak.anonymous <= estimate.peak <= limit
+    assert estimate_in_memory(num_nodes, num_edges, method="metis").peak > 4 * limit
     assert peak.anonymous < 8 * num_edges  # which the graph takes, with two ids of 4 bytes per edge
     cut, kept = peak.output.split()
     assert float(cut) < 0.12 and kept == "True"  # the communities themselves leave 0.094

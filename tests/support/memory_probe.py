@@ -1,5 +1,7 @@
 """How much memory a program takes: it runs in a process of its own, which is watched from here.
 
+The process is forked where one can be, and gives back first what its imports have left free.
+
 `anonymous` is the largest RssAnon seen above what the program had when it said "ready": what it allocated, without the
 pages of mapped files, which the kernel takes back when it needs them. Watched every few milliseconds: a peak that is
 shorter may be missed, which `resident` (the kernel's own high-water mark, mapped pages included) bounds from above.
@@ -9,10 +11,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 import threading
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
+from tests.support.forked_popen import ForkedPopen
+from tests.support.nursery import forks_ranks
+
+TRIM = "import ctypes; ctypes.CDLL(None).malloc_trim(0)\n"
 INTERVAL_SECONDS = 0.002
 
 
@@ -25,16 +33,29 @@ class Peak:
 
 def peak_memory(program: str, *arguments: object, timeout: float = 120) -> Peak:
     """Runs Python code that prints "ready" when its imports are done; fails with its output where it fails."""
-    command = [sys.executable, "-c", program, *map(str, arguments)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with tempfile.NamedTemporaryFile() as errors:
+        return _watch(
+            _start([sys.executable, "-c", TRIM + program, *map(str, arguments)], errors.name), errors, timeout
+        )
+
+
+def _start(command: list[str], errors: str) -> subprocess.Popen[bytes] | ForkedPopen:
+    if forks_ranks():
+        return ForkedPopen(command, err=errors)
+    with open(errors, "wb") as file:
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file)
+
+
+def _watch(process: subprocess.Popen[bytes] | ForkedPopen, errors: IO[bytes], timeout: float) -> Peak:
     assert process.stdout is not None
     killer = threading.Timer(timeout, process.kill)
     killer.start()
     try:
         first = process.stdout.readline()
-        if first != "ready\n":
+        if first != b"ready\n":
             process.kill()
-            raise RuntimeError(f"the program did not say ready: {first}{process.communicate()[1]}")
+            process.wait()
+            raise RuntimeError(f"the program did not say ready: {first.decode()}{errors.read().decode()}")
         base = current = read_status(process.pid)
         peak = base
         finished = threading.Event()
@@ -42,11 +63,12 @@ def peak_memory(program: str, *arguments: object, timeout: float = 120) -> Peak:
             peak = {name: max(peak[name], current[name]) for name in peak}
             finished.wait(INTERVAL_SECONDS)
             current = read_status(process.pid)
-        output, errors = process.communicate()
+        output = process.stdout.read().decode()
+        process.wait()
     finally:
         killer.cancel()
     if process.returncode != 0:
-        raise RuntimeError(f"the program ended with {process.returncode}: {output}{errors}")
+        raise RuntimeError(f"the program ended with {process.returncode}: {output}{errors.read().decode()}")
     return Peak(peak["RssAnon"] - base["RssAnon"], peak["VmHWM"] - base["VmRSS"], output)
 
 

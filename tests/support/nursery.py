@@ -36,6 +36,7 @@ from types import ModuleType
 from typing import Any
 
 from tests.support.disk import do_not_wait_for_disks
+from tests.support.huge_pages import use_huge_pages
 
 ROOT = Path(__file__).resolve().parents[2]
 NUM_NURSERIES = 2
@@ -186,6 +187,7 @@ def main() -> None:
     gc.enable()
     forget_finalizers()
     do_not_wait_for_disks()
+    use_huge_pages()
     program = serve(socket.socket(fileno=int(sys.argv[1])))["program"]
     if first_pid := os.environ.get("LAB_HOST"):
         from tests.support.lab_host import move
@@ -195,13 +197,19 @@ def main() -> None:
         from tests.support.spare_servers import keep_spares
 
         keep_spares()
-    run(program)
+    try:
+        run(program)
+    except SystemExit as ended:
+        if ended.code not in (None, 0):
+            raise
     leave()
 
 
 def import_everything() -> None:
     importlib.import_module("torch._dynamo")  # what the first optimizer of a process loads
     importlib.import_module("torch.distributed.run")  # torchrun, which may be an agent of this process
+    importlib.import_module("encodings.idna")  # what sockets load for the first name of a host
+    name_methods_quickly()
     importlib.import_module("tests.support.spare_servers")
 
     import gnnsys
@@ -210,6 +218,15 @@ def import_everything() -> None:
 
     for name in gnnsys.__all__:
         getattr(gnnsys, name)
+
+
+def name_methods_quickly() -> None:
+    """Has agents not look through the sources of all modules for the name of a method, at each event of a rendezvous.
+
+    That takes a second of every agent, and nobody reads it.
+    """
+    rendezvous: Any = importlib.import_module("torch.distributed.elastic.rendezvous.dynamic_rendezvous")
+    rendezvous.get_method_name = lambda depth=2: sys._getframe(depth).f_code.co_name
 
 
 def forget_finalizers() -> None:

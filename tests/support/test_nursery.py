@@ -76,6 +76,31 @@ def test_what_a_rank_has_started_ends_with_the_block():
     await_true(lambda: not alive(child), "the end of the child")
 
 
+LARGE = """
+import json
+from pathlib import Path
+from tests.support.huge_pages import SIZE, use_huge_pages
+
+def large_bytes():
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("AnonHugePages:"))
+
+inherited, block = large_bytes(), bytearray(bytes(range(256)) * (8 * SIZE // 256))
+before, count = large_bytes(), use_huge_pages()
+is_same = block == bytes(range(256)) * (8 * SIZE // 256)
+print(json.dumps([inherited // SIZE, count, (large_bytes() - before) // SIZE, is_same]))
+"""
+
+
+def test_memory_moves_to_large_pages_and_is_what_it_was():
+    (ended,) = run_ranks(LARGE, 1)
+    inherited, count, num_more, is_same = json.loads(ended.stdout)
+    assert is_same
+    if count == 0:
+        pytest.skip("this kernel has no large pages to move to")
+    assert inherited > 0 and num_more >= 6, "of eight, whose first and last may be shared with others"
+
+
 SHARES = """
 import sys
 from tests.support.nursery import Nursery
