@@ -13,7 +13,7 @@ READ = """
 import json, sys
 from gnnsys.comm import UnnamedMemory
 import torch
-memory = UnnamedMemory.open(json.loads(sys.argv[1]))
+memory = UnnamedMemory.open("test", json.loads(sys.argv[1]))
 print(memory.view(torch.int32, 8, 3).tolist(), memory.header[2].item(), memory.is_orphaned, flush=True)
 """
 
@@ -34,11 +34,11 @@ def test_who_holds_memory_is_told_that_its_owner_has_ended():
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     pid, fd, token = map(int, owner.stdout.readline().split())
-    memory = UnnamedMemory.open({"pid": pid, "fd": fd, "token": token})
+    memory = UnnamedMemory.open("test", {"pid": pid, "fd": fd, "token": token})
     assert not memory.is_orphaned
     owner.communicate("\n", timeout=60)
     assert memory.is_orphaned
-    assert UnnamedMemory.open({"pid": pid, "fd": fd, "token": token}) is None
+    assert UnnamedMemory.open("test", {"pid": pid, "fd": fd, "token": token}) is None
 
 
 def test_its_size_never_changes():
@@ -51,20 +51,20 @@ def test_its_size_never_changes():
 def test_what_is_no_such_memory_is_not_opened():
     memory = UnnamedMemory.create("test", 8)
     address = memory.address()
-    assert UnnamedMemory.open(address) is not None
-    assert UnnamedMemory.open({**address, "token": address["token"] ^ 1}) is None
+    assert UnnamedMemory.open("test", address) is not None
+    assert UnnamedMemory.open("test", {**address, "token": address["token"] ^ 1}) is None
     resizable = os.memfd_create("gnnsys-test")
     reading, writing = os.pipe()
     try:
-        os.write(resizable, bytes(memory.header.numpy()) + bytes(8))  # the same, but for the seals
+        os.write(resizable, bytes(memory.header) + bytes(8))  # the same, but for the seals
         for fd in (resizable, reading, writing, 987654):
-            assert UnnamedMemory.open({**address, "fd": fd}) is None
+            assert UnnamedMemory.open("test", {**address, "fd": fd}) is None
     finally:
         for fd in (resizable, reading, writing):
             os.close(fd)
     memory.close()
     memory.close()
-    assert not memory.is_owned and UnnamedMemory.open(address) is None
+    assert not memory.is_owned and UnnamedMemory.open("test", address) is None
 
 
 @pytest.mark.parametrize(("offset", "count"), [(-8, 1), (0, 9), (8, 8), (64, 1), (0, -1), (4, 1), (0, 1 << 61)])

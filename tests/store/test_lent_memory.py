@@ -75,7 +75,7 @@ def test_memory_that_was_outgrown_is_let_go_of_on_both_sides():
 
 
 def test_a_server_that_cannot_read_it_is_sent_gradients(monkeypatch):
-    monkeypatch.setattr("gnnsys.store.lent_memory.UnnamedMemory.open", lambda address: None)  # as in another container
+    monkeypatch.setattr(UnnamedMemory, "open", lambda what, address: None)  # as in another container
     with cluster([0], 2) as c:
         for store in c.stores:
             store.create("t", ROWS, (WIDTH,))
@@ -156,7 +156,7 @@ def test_row_numbers_are_checked_as_they_are_used(lent):
     ids[3] = 3
     options = {"memory": owned.address()}
     request = Request.local(Kind.STEP, [torch.tensor(good)], options, timeout=30.0, sender=0, incarnation=1)
-    ((_, taken, _),) = shard._borrowed.items(request, store.spec("t"))
+    ((_, taken, _),) = shard._borrowed.items(request, shard.table("t"))
     ids.fill_(1 << 40)
     assert torch.equal(taken, torch.arange(10)), "a copy: what is written later is not what is used"
 
@@ -165,5 +165,5 @@ def test_memory_cannot_shrink_while_it_is_read(lent):
     *_, owned, _, _ = lent
     with pytest.raises(PermissionError):
         os.ftruncate(owned.address()["fd"], 64)
-    opened = UnnamedMemory.open(owned.address())
+    opened = UnnamedMemory.open("gradients", owned.address())
     assert opened.num_bytes == owned.num_bytes
