@@ -1,8 +1,11 @@
 """Memory between processes: others read what its owner writes, nobody changes its size, and nothing else is opened."""
 
+import gc
 import os
+import resource
 import subprocess
 import sys
+import warnings
 
 import pytest
 import torch
@@ -62,6 +65,7 @@ def test_what_is_no_such_memory_is_not_opened():
     finally:
         for fd in (resizable, reading, writing):
             os.close(fd)
+    assert UnnamedMemory.open("another", address) is None, "of another kind"
     memory.close()
     memory.close()
     assert not memory.is_owned and UnnamedMemory.open("test", address) is None
@@ -76,3 +80,52 @@ def test_nothing_beyond_it_is_shown(offset, count):
 def test_memory_that_is_not_there_is_refused():
     with pytest.raises(ValueError, match="for test cannot be had"):
         UnnamedMemory.create("test", 1 << 60)
+
+
+def test_nothing_is_made_where_the_system_has_no_such_memory(monkeypatch):
+    monkeypatch.delattr(os, "memfd_create")
+    with pytest.raises(ValueError, match="for test cannot be had"):
+        UnnamedMemory.create("test", 8)
+
+
+def test_nothing_is_made_without_a_free_descriptor():
+    free = os.dup(0)
+    os.close(free)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+    try:
+        with pytest.raises(ValueError, match="for test cannot be had"):
+            UnnamedMemory.create("test", 8)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert UnnamedMemory.create("test", 8).num_bytes == 8
+
+
+def test_who_reads_it_neither_warns_nor_changes_what_warnings_are_shown():
+    memory = UnnamedMemory.create("test", 64)
+    torch.set_warn_always(True)  # torch's own, of which it shows most once
+    try:
+        with warnings.catch_warnings(record=True) as shown:
+            warnings.simplefilter("default")
+            for _ in range(3):
+                warnings.warn("shown once", stacklevel=1)
+                opened = UnnamedMemory.open("test", memory.address())
+                assert torch.equal(opened.view(torch.float32, 0, 16), torch.zeros(16))
+    finally:
+        torch.set_warn_always(False)
+    assert [str(one.message) for one in shown] == ["shown once"]
+
+
+def test_a_view_outlives_the_memory_that_gave_it():
+    view = UnnamedMemory.create("test", 1 << 20).view(torch.int64, 0, 1 << 17)
+    gc.collect()
+    assert int(view.fill_(3).sum()) == 3 << 17
+
+
+def test_a_forked_child_owns_nothing_of_its_parents():
+    memory = UnnamedMemory.create("test", 8)
+    child = os.fork()
+    if child == 0:
+        os._exit(int(memory.is_owned))
+    assert os.waitpid(child, 0)[1] == 0
+    assert memory.is_owned
