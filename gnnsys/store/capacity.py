@@ -59,9 +59,18 @@ def free_device_memory(device: torch.device) -> int:
 
 
 def parts_of_tables() -> int:
-    """How many parts of tables may be created: each holds two descriptors, and half are left to connections."""
+    """How many parts of tables may be created: each holds two descriptors, and half are left to others."""
+    return max(16, _max_descriptors() // 4)
+
+
+def pieces_of_lent_memory() -> int:
+    """How many a server keeps mapped: each holds two descriptors, and three eighths of all are left to connections."""
+    return max(4, min(1024, _max_descriptors() // 16))
+
+
+def _max_descriptors() -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 1 << 16 if soft == resource.RLIM_INFINITY else max(16, soft // 4)
+    return 1 << 18 if soft == resource.RLIM_INFINITY else soft
 
 
 def table_bytes(shape: tuple[int, ...], itemsize: int) -> int:

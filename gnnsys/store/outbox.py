@@ -58,20 +58,22 @@ class Outbox:
                 f"a save, on every rank, or drop them: {names}. {error}"
             ) from error
         answers: list[ShardReply] = []
-        applied: list[Callable[[], None]] = []
+        ended: list[Callable[[bool], None]] = []
         try:
             for message in messages:
+                if message.ended is not None:
+                    ended.append(message.ended)
                 if kind == Kind.PUSH:  # a step is answered once every rank has made it: nothing waits for that here
                     self._make_room(message.machine)
                 with self._lock:  # numbers go out in the order they are given, and only what went out counts
                     self._send_one(spec, kind, message, options, timeout, answers)
-                if message.applied is not None:
-                    applied.append(message.applied)
         except Exception as error:
+            for end in ended:
+                end(False)
             if answers:  # one shard has its share and another does not
                 self.lose(spec.name, error)
             raise
-        return self._note(spec.name, PendingPush(spec, answers, self._refused, self.lose, applied))
+        return self._note(spec.name, PendingPush(spec, answers, self._refused, self.lose, ended))
 
     def _send_one(
         self, spec: TableSpec, kind: Kind, message: Outgoing, options: dict[str, Any] | None, timeout: float | None,

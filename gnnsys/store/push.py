@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -23,26 +24,29 @@ _MOST_PIECES = 128  # of one step, about: a message has so many arrays, and no m
 
 
 class Outgoing(NamedTuple):
-    """One message of a push: the machine it is for, what it says, and what to do when its push was applied."""
+    """One message of a push: the machine it is for, and what it says.
+
+    `ended(ok)` is called once, when its push has ended; `ok` where every shard has applied it.
+    """
 
     machine: int
     arrays: list[Tensor]
     options: dict[str, Any] | None = None  # beside those of the push
-    applied: Callable[[], None] | None = None
+    ended: Callable[[bool], None] | None = None
 
 
 class PendingPush:
     """A push under way. `lost` is told of one whose fate is unknown: its table's rows are then, too.
 
-    `applied` are called once, when every shard has applied it.
+    `ended` are those of its messages.
     """
 
     def __init__(
         self, spec: TableSpec, answers: list[ShardReply], refused: Refused, lost: Callable[[str, Exception], None],
-        applied: Sequence[Callable[[], None]] = (),
+        ended: Sequence[Callable[[bool], None]] = (),
     ) -> None:  # fmt: skip
         self._spec, self._answers, self._refused, self._lost = spec, answers, refused, lost
-        self._applied = list(applied)
+        self._ended = list(ended)
         self._error: Exception | None = None
         self._lock = threading.Lock()
         self.is_told = False  # what went wrong, if anything did, was raised to somebody
@@ -66,9 +70,8 @@ class PendingPush:
                 error = self._wait(self._answers[0])
                 self._error = self._error or error
                 del self._answers[0]
-            if self._error is None:
-                while self._applied:
-                    self._applied.pop()()
+            while self._ended:
+                self._ended.pop()(self._error is None)
             return self._error
 
     def _wait(self, answer: ShardReply) -> Exception | None:
@@ -111,11 +114,12 @@ def step_messages(
 ) -> Iterator[Outgoing]:  # fmt: skip
     """One message for every machine that has rows of the table, with gradients or without.
 
-    Machines with a lender read gradients where they lie; to the others they are sent.
+    Machines with a lender read gradients where they lie; to the others they are sent. The former come first: to lend
+    may fail, and a step of which one machine has its share and another does not is lost.
     """
     of_part = {run.part: run for run in runs}
     grads = grads.to(torch.float32)
-    for machine in sorted(set(machine_of_part)):
+    for machine in sorted(set(machine_of_part), key=lambda machine: (machine not in lenders, machine)):
         parts = [part for part, owner in enumerate(machine_of_part) if owner == machine]
         mine = [of_part[part] for part in parts if part in of_part]
         lender = lenders.get(machine)
@@ -148,7 +152,7 @@ def _lent_step(
     for run in runs:
         out = writer.add(run.part, run.local, spec.row_shape)
         _copy_rows(run, grads, 0, out)
-    return Outgoing(machine, [writer.plan()], {"memory": memory.address()}, lambda: lender.take_back(memory))
+    return Outgoing(machine, [writer.plan()], {"memory": memory.address()}, partial(lender.take_back, memory))
 
 
 def _pieces(

@@ -45,6 +45,14 @@ class Contribution:
     problem: str | None = None
     answer: Future[Reply] = field(default_factory=Future)
 
+    def end(self, answer: Reply | Exception) -> None:
+        """Answers it. What the rank brought is not kept for as long as the answer is."""
+        self.items = []
+        if isinstance(answer, Reply):
+            self.answer.set_result(answer)
+        else:
+            self.answer.set_exception(answer)
+
 
 class StepRounds:
     """The steps of one table that wait for ranks. `apply` is called with one contribution per rank, in rank order, and
@@ -97,7 +105,7 @@ class StepRounds:
         for came in waiting.values():
             for contribution in came.values():
                 missing = [str(rank) for rank in range(contribution.world_size) if rank not in came]
-                contribution.answer.set_exception(
+                contribution.end(
                     TimeoutError(
                         f"step of table {self._name!r}: no gradients came from rank {', '.join(missing)} within "
                         f"{waited:.1f} s: every rank must call step() as often as the others, with or without gradients"
@@ -135,7 +143,7 @@ class StepRounds:
         waiting, self._waiting = self._waiting, {}
         for came in waiting.values():
             for contribution in came.values():
-                contribution.answer.set_exception(error)
+                contribution.end(error)
 
     def close(self, error: Exception) -> None:
         """Fails everything that waits and all that comes later; lets go of the table, whose memory waits for that."""
@@ -169,11 +177,10 @@ class StepRounds:
             told = self._apply(contributions)
         except Exception as error:
             for contribution in contributions:
-                contribution.answer.set_exception(error)
+                contribution.end(error)
             return
         for contribution in contributions:
-            contribution.items = []  # received messages: not kept for as long as the answer is
-            contribution.answer.set_result(Reply(options=told))
+            contribution.end(Reply(options=told))
 
 
 class Deadlines:

@@ -61,7 +61,7 @@ class Shard:
         self._deadlines = Deadlines()
         self._snapshots = Snapshots()
         self._buffers = BufferPool(_FREE_BUFFERS)
-        self._borrowed = Borrowed()
+        self._borrowed = Borrowed(self._deadlines.after)
         self._is_closed = False
         self._orders = ThreadPoolExecutor(1, "gnnsys-orders")  # what reads and writes whole tables; starts when needed
         weakref.finalize(self, _let_go, self._deadlines, self._orders).atexit = False
@@ -264,7 +264,7 @@ class Shard:
             number, new = contribution_in(request)
             table, remaining = self._by_number(number), request.remaining()
             if "memory" in request.options:
-                new.items = self._borrowed.items(request, table.spec)
+                self._borrowed.bring(new, request, table)
             with free([table]):
                 table.step(new)
             if not new.answer.done():

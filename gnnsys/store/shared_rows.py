@@ -15,6 +15,7 @@ import torch
 from gnnsys.comm import UnnamedMemory
 from gnnsys.ops import num_versions
 
+_KIND = "rows"
 _DROPPED = 2  # a word of the memory's header
 _ALIGN = 64
 
@@ -31,7 +32,7 @@ class SharedRows:
     @classmethod
     def create(cls, shape: tuple[int, ...], dtype: torch.dtype) -> SharedRows:
         """Rows of zeros; memory is taken as they are touched."""
-        return cls(UnnamedMemory.create("rows", _SharedLayout(shape, dtype).total), shape, dtype)
+        return cls(UnnamedMemory.create(_KIND, _SharedLayout(shape, dtype).total), shape, dtype)
 
     @classmethod
     def open(cls, address: Mapping[str, Any], shape: tuple[int, ...], dtype: torch.dtype) -> SharedRows | None:
@@ -39,7 +40,7 @@ class SharedRows:
 
         Then they come through the shard instead.
         """
-        memory = UnnamedMemory.open(address)
+        memory = UnnamedMemory.open(_KIND, address)
         if memory is None or memory.num_bytes != _SharedLayout(shape, dtype).total:
             return None
         return cls(memory, shape, dtype)

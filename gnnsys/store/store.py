@@ -77,7 +77,6 @@ class Store:
         self._is_closed = False
         self._buffers = BufferPool(_FREE_BUFFERS)
         self._lender = Lender()
-        self._lenders: dict[int, Lender] = {}  # for the machine of this process, once its server says that it can read
 
     @property
     def num_parts(self) -> int:
@@ -354,7 +353,8 @@ class Store:
         options |= {"is_gradient": is_gradient, "skip": skip, "problem": problem}
         self._look_up_steps(spec)
         runs = locate(ids, spec, candidates)
-        messages = step_messages(spec, runs, grads, self.machine_of_part, self._buffers, self._lenders)
+        lenders = {self.machine: self._lender} if self._lender.is_read else {}
+        messages = step_messages(spec, runs, grads, self.machine_of_part, self._buffers, lenders)
         return self._outbox.send(spec, Kind.STEP, messages, options, timeout)
 
     def flush(self) -> None:
@@ -387,21 +387,17 @@ class Store:
         missing = [machine for machine in self._all_machines.numbers if (spec.number, machine) not in steps]
         if not missing:
             return
-        lent = self._lender.lend(1) if self.machine in missing and not self._machines.holds(self.machine) else None
-        asked = {machine: {"memory": lent.address()} if lent and machine == self.machine else {} for machine in missing}
-        answers = [
-            self._machines.ask(machine, Kind.DESCRIBE, (), {"name": spec.name, **more})
-            for machine, more in asked.items()
-        ]
-        for machine, answer in zip(missing, answers, strict=True):
-            described = reply_of(answer).options
-            if described.get("reads_memory"):
-                self._lenders[machine] = self._lender
+        asks = self.machine in missing and not self._machines.holds(self.machine)
+        with self._lender.probe(asks) as asked:
+            named = {machine: {"name": spec.name, **(asked if machine == self.machine else {})} for machine in missing}
+            answers = [self._machines.ask(machine, Kind.DESCRIBE, (), options) for machine, options in named.items()]
+            told = [reply_of(answer).options for answer in answers]
+        for machine, described in zip(missing, told, strict=True):
+            if machine == self.machine:
+                self._lender.is_read = bool(described.get("reads_memory"))
             if described["generation"] != spec.generation:
                 raise self._refused(ValueError(unknown_table(spec.number)), [spec])
             steps.setdefault((spec.number, machine), described["step"])
-        if lent is not None:
-            self._lender.take_back(lent)
 
     def _make(self, name: str, arrays: Sequence[Tensor], options: dict[str, Any]) -> list[Any]:
         self._check_open(name)
@@ -413,6 +409,7 @@ class Store:
     def _refused(self, error: Exception, specs: Sequence[TableSpec]) -> ValueError:
         """A shard's error, with names where it has numbers; what it does not have is looked up anew next time."""
         text, outdated = str(error), False
+        self._lender.note_refusal(text)
         for spec in specs:
             number = f"table number {spec.number}"
             if number in text:
