@@ -40,6 +40,7 @@ FILES: dict[str, tuple[str, ...]] = {  # by room; seconds each on one core at mo
     ),
     "partition": ("test_partition_book.py", "test_placement.py", "test_verify.py"),
     "pipeline": ("test_pipeline.py",),
+    "planning": ("test_plan.py", "test_propose.py", "test_trial.py"),
     "pyg": ("test_pyg_inputs.py", "test_pyg_stores.py"),
     "sampling": ("test_neighbor.py", "test_service.py"),
     "seeds": ("test_shares.py", "test_split.py"),
