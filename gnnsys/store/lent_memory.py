@@ -184,7 +184,7 @@ class Borrowed:
         memory, spec = self._find(request.options["memory"]), table.spec
         plan = read_plan(request.arrays, _PLAN_WIDTH)
         row_bytes = 8 + spec.row_size * torch.float32.itemsize
-        if sum(abs(count) for _, count, _, _ in plan) * row_bytes > memory.num_bytes:
+        if sum(count for _, count, _, _ in plan) * row_bytes > memory.num_bytes:
             raise ValueError(f"malformed request: its rows are not in a memory of {memory.num_bytes} bytes")
         found: StepItems = []
         for part, count, ids_at, rows_at in plan:

@@ -200,13 +200,16 @@ def test_a_forked_child_leaves_its_parents_memory_alone():
         reading, writing = os.pipe()
         child = os.fork()
         if child == 0:
-            os.read(reading, 1)
             try:
-                c.stores[0].step("t", torch.arange(ROWS), torch.full((ROWS, WIDTH), 1000.0), SGD)
-            except CommError:
+                os.read(reading, 1)
+                with pytest.raises(CommError):
+                    c.stores[0].step("t", torch.arange(ROWS), torch.full((ROWS, WIDTH), 1000.0), SGD)
                 c.stores[0].close()
+                del c.stores[0]
+                gc.collect()
                 os._exit(7)
-            os._exit(1)
+            finally:
+                os._exit(1)
         waiting = _step(c.stores[0])  # for the other rank, while the child steps
         os.write(writing, b"x")
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7, "refused: its client is the parent's"
