@@ -201,6 +201,7 @@ def test_a_forked_child_leaves_its_parents_memory_alone():
         child = os.fork()
         if child == 0:
             try:
+                torch.set_num_threads(1)  # those of OpenMP did not come along, and would be waited for
                 os.read(reading, 1)
                 with pytest.raises(CommError):
                     c.stores[0].step("t", torch.arange(ROWS), torch.full((ROWS, WIDTH), 1000.0), SGD)
