@@ -172,6 +172,7 @@ def test_memory_of_a_rank_that_has_ended_goes_by_itself(monkeypatch):
     reading, writing = os.pipe()
     rank = os.fork()
     if rank == 0:
+        signal.alarm(60)
         lent = Lender().lend(1)
         os.write(writing, json.dumps(lent.address()).encode())
         signal.pause()
@@ -201,6 +202,7 @@ def test_a_forked_child_leaves_its_parents_memory_alone():
         child = os.fork()
         if child == 0:
             try:
+                signal.alarm(60)
                 torch.set_num_threads(1)  # those of OpenMP did not come along, and would be waited for
                 os.read(reading, 1)
                 with pytest.raises(CommError):
