@@ -113,6 +113,9 @@ STABLE_TORCH_LIBRARY(gnnsys, m) {
   m.def(
       "spmm_add(Tensor indptr, Tensor indices, Tensor? positions, Tensor x, Tensor? weight, Tensor? src_scale, "
       "Tensor? dst_scale, Tensor(a!) out) -> ()");
+  m.def(
+      "spmm_out(Tensor indptr, Tensor indices, Tensor? positions, Tensor x, Tensor? weight, Tensor? src_scale, "
+      "Tensor? dst_scale, Tensor(a!) out) -> ()");
   m.def("inverse_degrees(Tensor indptr, ScalarType dtype) -> Tensor");
   m.def(
       "sddmm(Tensor indptr, Tensor indices, Tensor? positions, Tensor dst_rows, Tensor src_rows, Tensor? src_scale, "

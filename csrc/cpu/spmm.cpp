@@ -152,17 +152,30 @@ Tensor spmm(const Tensor& indptr, const Tensor& indices, const OptionalTensor& p
   return out;
 }
 
-// out += the same: each row is summed first, then added to what out holds.
-void spmm_add(const Tensor& indptr, const Tensor& indices, const OptionalTensor& positions, const Tensor& x,
-              const OptionalTensor& weight, const OptionalTensor& src_scale, const OptionalTensor& dst_scale,
-              Tensor out) {
+void into_given(const Tensor& indptr, const Tensor& indices, const OptionalTensor& positions, const Tensor& x,
+                const OptionalTensor& weight, const OptionalTensor& src_scale, const OptionalTensor& dst_scale,
+                const Tensor& out, bool add) {
   const Shape shape = check_spmm(indptr, indices, x, weight, src_scale, dst_scale);
   const Shape out_shape = check_features(out, "out");
   check_same_dtype(out, "out", x, "x");
   CHECK_ARG(out.dim() == x.dim() && out_shape.num_rows == indptr.numel() - 1 && out_shape.heads == shape.heads &&
                 out_shape.width == shape.width,
             "out must have ", indptr.numel() - 1, " rows of the shape of x's");
-  spmm_into(indptr, indices, positions, x, weight, src_scale, dst_scale, shape, out, true);
+  spmm_into(indptr, indices, positions, x, weight, src_scale, dst_scale, shape, out, add);
+}
+
+// out += the same: each row is summed first, then added to what out holds.
+void spmm_add(const Tensor& indptr, const Tensor& indices, const OptionalTensor& positions, const Tensor& x,
+              const OptionalTensor& weight, const OptionalTensor& src_scale, const OptionalTensor& dst_scale,
+              Tensor out) {
+  into_given(indptr, indices, positions, x, weight, src_scale, dst_scale, out, true);
+}
+
+// out = the same.
+void spmm_out(const Tensor& indptr, const Tensor& indices, const OptionalTensor& positions, const Tensor& x,
+              const OptionalTensor& weight, const OptionalTensor& src_scale, const OptionalTensor& dst_scale,
+              Tensor out) {
+  into_given(indptr, indices, positions, x, weight, src_scale, dst_scale, out, false);
 }
 
 // 1 / in-degree, 1 where there is no in-edge: dst_scale of a mean.
@@ -193,6 +206,7 @@ Tensor inverse_degrees(const Tensor& indptr, ScalarType dtype) {
 STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) {
   REGISTER_OP(m, "spmm", &spmm);
   REGISTER_OP(m, "spmm_add", &spmm_add);
+  REGISTER_OP(m, "spmm_out", &spmm_out);
   REGISTER_OP(m, "inverse_degrees", &inverse_degrees);
 }
 

@@ -85,9 +85,9 @@ Tensor spmm(const Tensor& indptr, const Tensor& indices, const OptionalTensor& p
   return out;
 }
 
-void spmm_add(const Tensor& indptr, const Tensor& indices, const OptionalTensor& positions, const Tensor& x,
-              const OptionalTensor& weight, const OptionalTensor& src_scale, const OptionalTensor& dst_scale,
-              const Tensor& out) {
+void into_given(const Tensor& indptr, const Tensor& indices, const OptionalTensor& positions, const Tensor& x,
+                const OptionalTensor& weight, const OptionalTensor& src_scale, const OptionalTensor& dst_scale,
+                const Tensor& out, bool add) {
   check_on_device(x, "x");
   const Device device(x);
   check_spmm(device, indptr, indices, x, weight, src_scale, dst_scale);
@@ -96,7 +96,19 @@ void spmm_add(const Tensor& indptr, const Tensor& indices, const OptionalTensor&
   CHECK_ARG(out.dim() == x.dim() && shape.num_rows == indptr.numel() - 1 && out.size(1) == x.size(1) &&
                 (x.dim() == 2 || out.size(2) == x.size(2)),
             "out must have ", indptr.numel() - 1, " rows of the shape of x's");
-  spmm_into(device, indptr, indices, positions, x, weight, src_scale, dst_scale, out, true);
+  spmm_into(device, indptr, indices, positions, x, weight, src_scale, dst_scale, out, add);
+}
+
+void spmm_add(const Tensor& indptr, const Tensor& indices, const OptionalTensor& positions, const Tensor& x,
+              const OptionalTensor& weight, const OptionalTensor& src_scale, const OptionalTensor& dst_scale,
+              const Tensor& out) {
+  into_given(indptr, indices, positions, x, weight, src_scale, dst_scale, out, true);
+}
+
+void spmm_out(const Tensor& indptr, const Tensor& indices, const OptionalTensor& positions, const Tensor& x,
+              const OptionalTensor& weight, const OptionalTensor& src_scale, const OptionalTensor& dst_scale,
+              const Tensor& out) {
+  into_given(indptr, indices, positions, x, weight, src_scale, dst_scale, out, false);
 }
 
 template <typename A>
@@ -134,6 +146,7 @@ Tensor inverse_degrees(const Tensor& indptr, ScalarType dtype) {
 STABLE_TORCH_LIBRARY_IMPL(gnnsys, CUDA, m) {
   REGISTER_OP(m, "spmm", &spmm);
   REGISTER_OP(m, "spmm_add", &spmm_add);
+  REGISTER_OP(m, "spmm_out", &spmm_out);
   REGISTER_OP(m, "inverse_degrees", &inverse_degrees);
 }
 

@@ -198,7 +198,7 @@ class DeviceCopy:
             stage = replace(stage, setup=self._side.adopt(stage.setup))
         if stage.name in ("schedule", "copy"):
             return stage  # a schedule is made on the host, and `begin` sees to its stream itself
-        is_ours = stage.name in ("sample", "fetch", "compact")
+        is_ours = stage.name in ("sample", "aggregate", "fetch", "compact")
         run, begin = stage.run, stage.begin
         if self._hands_over and stage.name == "sample":
             run = self._handed_over(run)

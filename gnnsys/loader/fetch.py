@@ -13,13 +13,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor
 
 from gnnsys.graph import EdgeType, Graph, NodeType, some
-from gnnsys.loader.sampled import Sampled
+from gnnsys.loader.sampled import MadeSums, Sampled, SummedParts
 from gnnsys.ops import BufferPool
 from gnnsys.sampling import DistGraph
 from gnnsys.store import (
@@ -134,7 +134,7 @@ class Fetch:
         """Begins a read of every array, and sends the requests for what is not in this process's memory."""
         context = ReadContext(batch=sampled.position, **self._of_reads)
         reads = [
-            _Reading(key, array, self._begin(key, number, ids, sampled.columns, context))
+            _Reading(key, array, self._begin(key, number, _wanted(sampled, key, array, ids), sampled.columns, context))
             for key, ids in _ids_by_type(sampled)
             for number, array in enumerate(self._arrays[key])
         ]
@@ -177,9 +177,12 @@ class Fetch:
             arrived |= {reading: reading.read.result() for reading in begun.reads if reading.array.waits}
         sampled.rows = {key: {} for key, _ in _ids_by_type(sampled)}
         for reading in begun.reads:  # in the graph's order
-            rows = arrived[reading]
+            rows: Any = arrived[reading]
             if self.widens and isinstance(rows, NarrowRows):
                 rows = rows.widen()
+            if _is_summed(sampled.sums, reading.key, reading.array):
+                made = cast(MadeSums, sampled.sums)
+                rows = SummedParts(rows, made.sums, made.of, made.gather)
             sampled.rows.setdefault(reading.key, {})[reading.array.name] = rows
         moved = begun.context.counts
         if sampled.trace is not None:
@@ -208,6 +211,16 @@ class Fetch:
         for window in (self._window, self._device_window):
             if window is not None:
                 window.forget()
+
+
+def _is_summed(made: MadeSums | None, key: AnyType, array: Array) -> bool:
+    return made is not None and (made.node_type, made.name) == (key, array.name)
+
+
+def _wanted(sampled: Sampled, key: AnyType, array: Array, ids: Tensor) -> Tensor:
+    """Ids whose rows are read: only the first ones where sums stand for the others."""
+    made = sampled.sums
+    return ids[: made.num_own] if made is not None and _is_summed(made, key, array) else ids
 
 
 class _Reading:

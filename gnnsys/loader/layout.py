@@ -31,6 +31,7 @@ class StageLayout:
     options: PipelineOptions
     on_device: bool = False
     fetch_threads: int = 1  # that wait for rows, where these come over a network
+    native_threads: int = 1  # of each loading thread, where it makes sums for a device
 
     def __post_init__(self) -> None:
         check_count("num_threads", self.num_threads, 0)
@@ -55,9 +56,10 @@ class StageLayout:
         user_stages: Sequence[Stage],
         copy: DeviceCopy | None,
     ) -> list[Stage]:
-        """`ours` are schedule, sample, fetch and compact. A user's function on batches runs ahead, in loading threads
-        (and on the host, if that is where batches are made), so compact comes before copy if there is one; and where
-        batches are made on the device. Otherwise it comes behind: it is then work of the consumer's stream."""
+        """`ours` are schedule, sample, aggregate (where sums are made), fetch and compact. A user's function on batches
+        runs ahead, in loading threads (and on the host, if that is where batches are made), so compact comes before
+        copy if there is one; and where batches are made on the device. Otherwise it comes behind: it is then work of
+        the consumer's stream."""
         check_user_stages(user_stages)
         extra = [*user_stages]
         if transform is not None:
@@ -74,7 +76,7 @@ class StageLayout:
         names = {stage.name for stage in user_stages}
         if copy is None:
             return self._with_threads(stages, names)
-        last = Stage("copy", copy.begin, threads=0)
+        last = Stage("copy", copy.begin, threads=0, native_threads=self.native_threads)
         if self.on_device:
             stages = self._with_threads([*stages, last], names)
             threaded = [stage.name for stage in stages[:-1] if not stage.is_inline]
@@ -132,5 +134,5 @@ def check_user_stages(stages: Sequence[Stage]) -> None:
             )
         if stage.after not in PLACES:
             raise ValueError(f"stage {stage.name!r}: after must be one of {', '.join(PLACES)}, got {stage.after!r}")
-        if stage.name in (*PLACES, "copy", "arrive", "transform"):
+        if stage.name in (*PLACES, "aggregate", "copy", "arrive", "transform"):
             raise ValueError(f"a stage of your own needs a name of its own, {stage.name!r} is one of ours")

@@ -11,15 +11,17 @@ import torch
 from gnnsys.comm import BatchLoop, use_context
 from gnnsys.graph import Graph, IdsLike, as_ids
 from gnnsys.loader.batch import Batch
-from gnnsys.loader.default_threads import LoadingWork, default_fetch_threads, default_num_threads
+from gnnsys.loader.default_threads import LoadingWork, default_fetch_threads, default_num_threads, default_sum_threads
 from gnnsys.loader.device_copy import DeviceCopy, resolve, sampled_on
 from gnnsys.loader.fetch import Fetch, Names
+from gnnsys.loader.first_sums import FirstSums
 from gnnsys.loader.identity import NAME as MADE_OF
 from gnnsys.loader.identity import Identity, checksum
 from gnnsys.loader.layout import StageLayout, check_user_stages
 from gnnsys.loader.options import PipelineOptions
 from gnnsys.loader.planned import (
     AUTO,
+    FirstBatch,
     PlannedExecution,
     Visits,
     WayLoader,
@@ -75,6 +77,7 @@ class Loader:
         stages: Sequence[Stage] = (),
         pipeline: PipelineOptions | None = None,
         sampler: Sampler | SubgraphSampler | None = None,
+        sums: FirstSums | None = None,
     ) -> None:
         self._of_this_process = OfThisProcess(type(self).__name__)
         options = PipelineOptions() if pipeline is None else pipeline
@@ -100,7 +103,7 @@ class Loader:
             across = LoadingWork.DEVICE_MACHINES if on_device else LoadingWork.MACHINES
             work = across if waits else here
             if on_device and not waits and _reads_bus(graph):
-                work = LoadingWork.BUS
+                work = LoadingWork.BUS if sums is None else LoadingWork.SUMS
             if work is LoadingWork.HOST and (transform is not None or any(stage.is_inline for stage in stages)):
                 work = LoadingWork.IN_ORDER
             num_threads = default_num_threads(work, target)
@@ -109,7 +112,7 @@ class Loader:
         self.num_threads, self._device = num_threads, target or torch.device("cpu")
         layout = StageLayout(
             num_threads=num_threads, prefetch=prefetch, waits=waits, options=options, on_device=on_device,
-            fetch_threads=fetch_threads,
+            fetch_threads=fetch_threads, native_threads=default_sum_threads() if sums is not None and on_device else 1,
         )  # fmt: skip
         num_batches = prefetch + num_threads + 1 + layout.sample_depth  # that wait, are made, and are used
         pool = BufferPool(max_free=num_batches * self._fetch.num_arrays)
@@ -121,7 +124,7 @@ class Loader:
         if target is None:
             self._fetch.check_on_host()
         self._copy = None if target is None else DeviceCopy(target)
-        self._stages = layout.arrange(self._make_stages(sample, target), transform, stages, self._copy)
+        self._stages = layout.arrange(self._make_stages(sample, target, sums), transform, stages, self._copy)
         self._caches = keeper_of(graph, by_device, fetch) if len(schedule) else None
         if isinstance(graph, DistGraph):
             graph.loaders.add(self)
@@ -136,7 +139,7 @@ class Loader:
 
     def _plan_execution(
         self, execution: str | ExecutionPlan, make: Callable[[Way], Loader], visits: Visits | None, *,
-        is_told_threads: bool, is_in_order: bool,
+        is_told_threads: bool, is_in_order: bool, sums: FirstBatch | str,
     ) -> None:  # fmt: skip
         """Has batches made by a plan, or by the best that is possible. `make` makes a loader that goes another way."""
         target = None if self._device.type == "cpu" else self._device
@@ -144,11 +147,13 @@ class Loader:
         made_for |= hardware(target)
         if isinstance(execution, ExecutionPlan):
             check_made_for(execution, made_for)
+            if isinstance(sums, str) and any(any(way.sums) for way in execution.ways):
+                raise ValueError(f"this plan makes sums of the first layer ahead, and here {sums}")
             plan = execution
         elif execution == AUTO:
             plan = make_plan(
                 self.graph, target, visits, made_for, num_threads=self.num_threads, is_told_threads=is_told_threads,
-                is_in_order=is_in_order,
+                is_in_order=is_in_order, sums=sums,
             )  # fmt: skip
         else:
             raise ValueError(f'execution must be None, "{AUTO}" or an ExecutionPlan, got {execution!r}')
@@ -180,7 +185,9 @@ class Loader:
         """By which batches are made; None without `execution`."""
         return None if self._execution is None else self._execution.plan
 
-    def _make_stages(self, sample: Callable[[Ticket, torch.Tensor], Sampled], device: Any) -> list[Stage]:
+    def _make_stages(
+        self, sample: Callable[[Ticket, torch.Tensor], Sampled], device: Any, sums: FirstSums | None
+    ) -> list[Stage]:
         # These must not refer to the loader: threads hold the stages, and would keep it alive.
         schedule, trace, fetch, device_name = self._schedule, self._trace, self._fetch, str(device or "cpu")
         sampler = self._sampler if isinstance(self._sampler, Sampler) else None
@@ -208,6 +215,7 @@ class Loader:
         return [
             Stage("schedule", choose, threads=0),
             Stage("sample", sample_inputs, threads=0),
+            *([] if sums is None else [Stage("aggregate", sums.run, threads=0)]),
             Stage("fetch", fetch.finish, threads=0, begin=begin, counts=fetch.counts),
             Stage("compact", Compact(self.graph), threads=0),
         ]

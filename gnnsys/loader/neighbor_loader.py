@@ -6,23 +6,25 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gnnsys.graph import Graph, NodeType, check_ours
 from gnnsys.loader.batch import Batch
 from gnnsys.loader.batch_memory import NumNeighbors, promise_batches
 from gnnsys.loader.device_copy import resolve, sampled_on
 from gnnsys.loader.fetch import Names
+from gnnsys.loader.first_sums import FirstSums, SumTable, first_layer
 from gnnsys.loader.identity import Identity
 from gnnsys.loader.loader import Loader
 from gnnsys.loader.loader_guide import LoaderGuide, check_guide
 from gnnsys.loader.node_inputs import NodeInputs
 from gnnsys.loader.options import PipelineOptions
 from gnnsys.loader.padding import Padding, PadSizes, as_pad_sizes
-from gnnsys.loader.planned import GraphPlaces
+from gnnsys.loader.planned import FirstBatch, GraphPlaces, largest_rows
 from gnnsys.loader.reserved import node_names
 from gnnsys.loader.row_cache import fill_caches
-from gnnsys.loader.sample_stages import SampleFunction, check_node_sampler, make_sample_stage
+from gnnsys.loader.sample_stages import SampleFunction, SampleStage, check_node_sampler, make_sample_stage
+from gnnsys.loader.sampled import Sampled
 from gnnsys.loader.sampling_options import DrawOptions, check_can_pad, check_typed
 from gnnsys.loader.schedule import Schedule
 from gnnsys.pipeline import Stage
@@ -30,7 +32,13 @@ from gnnsys.planning import ExecutionPlan, Way
 from gnnsys.sampling import DistGraph, EdgeFilter, NeighborSampler, Sampler, batch_visits
 from gnnsys.seeds import InputIds, InputNodes
 
-_OF_THIS_ONE = ("self", "graph", "execution", "__class__")  # arguments that a loader which goes another way has not
+_OF_THIS_ONE = (
+    "self",
+    "graph",
+    "execution",
+    "_way",
+    "__class__",
+)  # what a loader that goes another way has not
 
 
 class NeighborLoader(Loader):
@@ -56,7 +64,8 @@ class NeighborLoader(Loader):
 
     `execution="auto"` tries where the graph is best kept for a GPU, or how many cores should load on the host, during
     the first batches of training, and goes on with what was fastest: `loader.plan`, docs/planning.md. The batches are
-    the same.
+    the same. With `model` also whether sums of its first layer are made by the loader, from the graph's rows: then
+    `batch.x` has all rows for whoever asks, and the layer takes its sums.
 
     >>> loader = NeighborLoader(graph, [15, 10], input_nodes=train_ids, batch_size=1024, shuffle=True)
     >>> for batch in loader:
@@ -95,6 +104,8 @@ class NeighborLoader(Loader):
         across_epochs: bool = True,
         pad: bool | PadSizes = False,
         execution: str | ExecutionPlan | None = None,
+        model: nn.Module | None = None,
+        _way: Way | None = None,
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in _OF_THIS_ONE}
         check_ours(graph)
@@ -148,6 +159,11 @@ class NeighborLoader(Loader):
         own_names = (*node_names(has_trees, inputs.has_times), *getattr(chosen, "gives", ()))
         if sizes is not None:
             sample, own_names = Padding(sample, schedule, sizes), (*own_names, "seed_mask")
+        sums: FirstSums | str = "no plan asks for them"
+        if execution is not None or (_way is not None and any(_way.sums)):
+            sums = _first_sums(graph, model, fetch, (True,) if _way is None else _way.sums, target is not None)
+        if _way is not None and isinstance(sums, str) and any(_way.sums):
+            raise ValueError(f"sums of the first layer cannot be made: {sums}")
         ranks = inputs.ranks()
         super().__init__(
             graph,
@@ -166,13 +182,21 @@ class NeighborLoader(Loader):
             stages=stages,
             pipeline=pipeline,
             sampler=chosen if isinstance(chosen, Sampler) and not is_ours else None,
+            sums=sums if execution is None and isinstance(sums, FirstSums) else None,
         )
         if guide is not None:
             guide.watch(self._fetch.counts, self._identity.state)
         if execution is not None:
             in_order = transform is not None or bool(stages)
             make = _other_ways(GraphPlaces(graph, target, visits), given)
-            self._plan_execution(execution, make, visits, is_told_threads=num_threads is not None, is_in_order=in_order)
+            first: FirstBatch | str = sums if isinstance(sums, str) else "a sampler of your own draws"
+            if not isinstance(sums, str) and is_ours and num_neighbors is not None:
+                on_host = draws.make_sampler(graph, num_neighbors, None)
+                drawn_there = make_sample_stage(graph, on_host, inputs, subgraph_type, seed, None)
+                first = FirstBatch(_FirstInputs(drawn_there, schedule), sums) if len(inputs) else "there are no seeds"
+            self._plan_execution(
+                execution, make, visits, is_told_threads=num_threads is not None, is_in_order=in_order, sums=first
+            )
 
 
 def _other_ways(places: GraphPlaces, given: dict[str, Any]) -> Callable[[Way], NeighborLoader]:
@@ -180,9 +204,41 @@ def _other_ways(places: GraphPlaces, given: dict[str, Any]) -> Callable[[Way], N
 
     def make(way: Way) -> NeighborLoader:
         options = given if way.loading_threads is None else {**given, "num_threads": way.loading_threads}
-        return NeighborLoader(places.place(way), **options)
+        return NeighborLoader(places.place(way), _way=way, **options)
 
     return make
+
+
+def _first_sums(
+    graph: Graph | DistGraph, model: nn.Module | None, fetch: Names | None, pattern: Sequence[bool], pin: bool
+) -> FirstSums | str:
+    """What makes the first layer's sums, or why nobody does."""
+    layer = first_layer(model)
+    if isinstance(layer, str):
+        return layer
+    if not isinstance(graph, Graph) or not graph.is_homogeneous:
+        return "the graph is in parts, or of several types"
+    name = largest_rows(graph)
+    is_fetched = fetch is None or name in (fetch.get(graph.node_types[0], ()) if isinstance(fetch, Mapping) else fetch)
+    table = SumTable.of(graph, name) if name is not None and is_fetched else None
+    return (
+        "rows of nodes are not a table of floats in memory"
+        if table is None
+        else FirstSums(table, layer.reduce, pattern, pin)
+    )
+
+
+class _FirstInputs:
+    """Draws the first batch of a loader."""
+
+    def __init__(self, sample: SampleStage, schedule: Schedule) -> None:
+        self._sample, self._schedule = sample, schedule
+
+    def __call__(self) -> Sampled:
+        ticket = self._schedule.ticket(0)
+        sampled = self._sample(ticket, self._schedule.inputs(ticket))
+        sampled.position = 0
+        return sampled
 
 
 class _Visits:

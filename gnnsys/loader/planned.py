@@ -8,8 +8,11 @@ what the others have taken is given back.
 from __future__ import annotations
 
 import os
+import time
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +20,8 @@ import torch
 from gnnsys.graph import Graph, NodeType
 from gnnsys.loader.batch import Batch
 from gnnsys.loader.default_threads import LoadingWork, default_num_threads
+from gnnsys.loader.first_sums import FirstSums
+from gnnsys.loader.sampled import Sampled
 from gnnsys.observe import BatchTrace, num_local_ranks, num_usable_cores
 from gnnsys.ops import HAS_CUDA_KERNELS
 from gnnsys.pipeline import Pipeline, StageCounters
@@ -28,6 +33,7 @@ from gnnsys.planning import (
     ComputeThreads,
     ExecutionPlan,
     Memory,
+    SumLoad,
     TurnClock,
     Way,
     measure_rates,
@@ -213,12 +219,13 @@ def check_made_for(plan: ExecutionPlan, made_for: Mapping[str, Any]) -> None:
 
 def make_plan(
     graph: AnyGraph, target: torch.device | None, visits: Visits | None, made_for: Mapping[str, Any], *,
-    num_threads: int, is_told_threads: bool, is_in_order: bool,
+    num_threads: int, is_told_threads: bool, is_in_order: bool, sums: FirstBatch | str,
 ) -> ExecutionPlan:  # fmt: skip
     """The ways of a loader of `graph` whose batches go to `target`, to be tried.
 
     `visits` is None where a sampler of the user's own reads the graph. The loader has `num_threads`, by the user's own
     word (`is_told_threads`) or not; `is_in_order`: functions of the user's are called for every batch, in order.
+    `sums`: how the first layer's sums of the first batch are made, or why there are none.
     """
     passed_over: dict[str, str] = {}
     fixed = _why_as_given(graph, target, visits, is_told_threads=is_told_threads, is_in_order=is_in_order)
@@ -227,17 +234,46 @@ def make_plan(
     elif target is None:
         cores = max(1, num_usable_cores() // num_local_ranks(os.environ))
         ways = propose_splits(cores, num_threads, torch.get_num_threads())
+        if not isinstance(sums, str):
+            ways += [replace(way, sums=(True,)) for way in ways]
     else:
         assert isinstance(graph, Graph) and visits is not None
         sharing = ranks_on_device(target)
         here = num_local_ranks(os.environ)
         memory = Memory(MemoryBudget.of(target).left() // sharing, MemoryBudget.of("cpu").left() // here)
         load = _load_of(graph, visits)
+        if not isinstance(sums, str):
+            load = replace(load, sums=_measured(sums, here))
         rates = measure_rates(target, default_num_threads(LoadingWork.HOST, target))
         ways, passed_over = propose_places(
             _num_bytes(graph), is_pinned=graph.is_pinned, memory=memory, load=load, rates=rates
         )
+    if fixed is None and isinstance(sums, str):
+        passed_over["sums of the first layer made ahead"] = sums
     return ExecutionPlan(ways, made_for=made_for, passed_over=passed_over)
+
+
+def _measured(batch: FirstBatch, num_ranks: int) -> SumLoad | None:
+    """What the sums of a batch take by the cores of this rank; None where there are none to make."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(max(1, num_usable_cores() // num_ranks - 1))
+    try:
+        seconds = []
+        for _ in range(3):
+            sampled = batch.sample()
+            began = time.perf_counter()
+            made = batch.sums.run(sampled).sums
+            seconds.append(time.perf_counter() - began)
+    finally:
+        torch.set_num_threads(before)
+    return None if made is None else SumLoad(made.sums.nbytes, min(seconds))
+
+
+class FirstBatch(NamedTuple):
+    """How the first layer's sums of a batch are made: `sample` draws the first one, on the host."""
+
+    sample: Callable[[], Sampled]
+    sums: FirstSums
 
 
 def _why_as_given(
@@ -280,7 +316,7 @@ class GraphPlaces:
         if way.place == PINNED:
             return pinned
         cached = pinned.pin_memory()  # the same tensors, and a dict of its own
-        node_type, name = _largest_table(cached)
+        _, node_type, name = _largest(_tables(cached))
         rows, scores = cached.node_data[node_type][name], self._visits()[node_type]
         cache = DeviceCache.from_scores(rows, scores, bytes=way.device_bytes, device=self._target)
         cached.set_node_data(name, cache, node_type)
@@ -289,17 +325,22 @@ class GraphPlaces:
 
 def _load_of(graph: Graph, visits: Visits) -> BatchLoad:
     """By the largest table alone: it is what a cache is made of, and nearly all bytes of a batch."""
-    node_type, name = _largest_table(graph)
+    _, node_type, name = _largest(_all_tables(graph))
     rows = graph.node_data[node_type][name]
-    row_bytes = rows[:1].nbytes if rows.shape[0] else 0
-    probability = visits()[node_type].sort(descending=True).values.cumsum(0)
+    row_bytes = prod(rows.shape[1:]) * rows.dtype.itemsize
+    visited = visits()[node_type]
+    probability = visited.sort(descending=True).values.cumsum(0)
     in_batch = float(probability[-1]) if probability.numel() else 0.0
 
     def hit_rate(num_bytes: int) -> float:
         count = min(num_bytes // max(1, row_bytes), probability.numel())
         return float(probability[count - 1]) / in_batch if count > 0 and in_batch else 0.0
 
-    return BatchLoad(int(in_batch * row_bytes), hit_rate)
+    given = None
+    if isinstance(rows, DeviceCache):
+        is_cached = rows.on_device()[1] >= 0
+        given = float(visited.to(is_cached.device)[is_cached].sum()) / in_batch if in_batch else 0.0
+    return BatchLoad(int(in_batch * row_bytes), hit_rate, given_hits=given)
 
 
 def _tables(graph: Graph) -> list[tuple[int, NodeType, str]]:
@@ -312,9 +353,25 @@ def _tables(graph: Graph) -> list[tuple[int, NodeType, str]]:
     ]
 
 
-def _largest_table(graph: Graph) -> tuple[NodeType, str]:
-    _, node_type, name = max(_tables(graph), key=lambda table: (table[0], str(table[1:])))
-    return node_type, name
+def largest_rows(graph: Graph) -> str | None:
+    """The name of the rows of which a batch has most bytes, of a graph of one type; None where there are none."""
+    found = _all_tables(graph)
+    return _largest(found)[2] if found else None
+
+
+def _all_tables(graph: Graph) -> list[tuple[int, NodeType, str]]:
+    """Rows of nodes that are tensors, or caches of some."""
+    caches = [
+        (prod(rows.shape) * rows.dtype.itemsize, node_type, name)
+        for node_type, arrays in graph.node_data.items()
+        for name, rows in arrays.items()
+        if isinstance(rows, DeviceCache)
+    ]
+    return _tables(graph) + caches
+
+
+def _largest(tables: list[tuple[int, NodeType, str]]) -> tuple[int, NodeType, str]:
+    return max(tables, key=lambda table: (table[0], str(table[1:])))
 
 
 def _num_bytes(graph: Graph) -> int:

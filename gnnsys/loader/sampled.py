@@ -13,7 +13,7 @@ from gnnsys.graph import EdgeType, Graph, NodeType
 from gnnsys.loader.batch import Batch, TypeValues, apply_to, apply_to_block, tensors_of, tensors_of_block
 from gnnsys.loader.schedule import Ticket
 from gnnsys.observe import BatchTrace
-from gnnsys.ops import BY_DESTINATION, STRUCTURES
+from gnnsys.ops import BY_DESTINATION, STRUCTURES, SUMMED, SummedRows, SumsOf
 from gnnsys.sampling import DistGraph, Sample
 from gnnsys.store import ColumnChoice, NarrowRows
 
@@ -26,6 +26,31 @@ class Inputs(NamedTuple):
     ticket: Ticket
     chosen: Tensor  # int64, positions in what the loader was given
     trace: BatchTrace | None  # None where no records are kept
+
+
+class MadeSums(NamedTuple):
+    """Sums over in-edges of the rows `name` of a node type, made before these are fetched: of all nodes but the first
+    `num_own`, no rows are fetched then. `gather` reads the rows of ids, for whoever asks for them after all."""
+
+    node_type: NodeType
+    name: str
+    num_own: int
+    sums: Tensor
+    of: SumsOf
+    gather: Callable[[Tensor], Tensor]
+
+
+class SummedParts(NamedTuple):
+    """In the place of rows: own ones, and the sums that were made of the others."""
+
+    own: Tensor
+    sums: Tensor
+    of: SumsOf
+    gather: Callable[[Tensor], Tensor]
+
+    def rows(self, ids: Tensor) -> SummedRows:
+        gather = self.gather
+        return SummedRows(self.own, self.sums, self.of, ids.numel(), lambda: gather(ids))
 
 
 @dataclass
@@ -42,6 +67,7 @@ class Sampled:
     trace: BatchTrace | None = None
     pending: Any = None  # what the fetch stage has begun
     columns: ColumnChoice | None = None  # by which rows of other parts are read
+    sums: MadeSums | None = None  # of the first layer, which takes them in place of most rows
     made: Any = None  # an event: what a thread's stream has made of it so far is done, where another's goes on
 
     def apply(self, function: Callable[[Tensor], Tensor]) -> Sampled:
@@ -86,6 +112,9 @@ class Compact:
     def __call__(self, sampled: Sampled) -> Batch:
         nodes = {t: _node_store(t, sampled) for t in self._graph.node_types}
         edges = {t: _edge_store(t, sampled) for t in self._graph.edge_types}
+        if sampled.sums is not None and sampled.sample.blocks:
+            for csc in sampled.sample.blocks[0].csc.values():
+                csc.sums = sampled.sums.of
         for key, values in sampled.values.items():
             store = edges.setdefault(key, TypeValues()) if isinstance(key, tuple) else nodes[key]
             store.update({name: value for name, value in values.items() if value is not None})
@@ -102,7 +131,7 @@ class Compact:
 def _node_store(node_type: NodeType, sampled: Sampled) -> TypeValues:
     sample = sampled.sample
     rows = sampled.rows.get(node_type, {})
-    store = TypeValues({name: r.widen() if isinstance(r, NarrowRows) else r for name, r in rows.items()})
+    store = TypeValues({name: _as_tensor(r, sample.node[node_type]) for name, r in rows.items()})
     store["n_id"] = sample.node[node_type]
     if node_type in sample.num_sampled_nodes:
         store["num_sampled_nodes"] = sample.num_sampled_nodes[node_type]
@@ -110,6 +139,12 @@ def _node_store(node_type: NodeType, sampled: Sampled) -> TypeValues:
         store["batch"] = sample.tree[node_type]
     _put_weight(store, node_type, "node_weight", sample.node_weight)
     return store
+
+
+def _as_tensor(rows: Any, ids: Tensor) -> Any:
+    if isinstance(rows, SummedParts):
+        return rows.rows(ids)
+    return rows.widen() if isinstance(rows, NarrowRows) else rows
 
 
 def _edge_store(edge_type: EdgeType, sampled: Sampled) -> TypeValues:
@@ -120,6 +155,8 @@ def _edge_store(edge_type: EdgeType, sampled: Sampled) -> TypeValues:
         if sample.by_destination and edge_index.is_cuda:  # layers need not look, which would mean to wait
             sizes = [sample.node[edge_type[at]].numel() for at in (0, 2)]
             STRUCTURES.put((*sizes, sample.ends(edge_type)), edge_index, key=BY_DESTINATION)
+        if sampled.sums is not None:
+            STRUCTURES.put(sampled.sums.of, edge_index, key=SUMMED)
         if edge_type in sample.edge:
             store.update(sampled.rows.get(edge_type, {}))
             store["e_id"] = sample.edge[edge_type]

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from gnnsys.nn.halves import Halves
 from gnnsys.nn.layer import GraphLayer
 from gnnsys.nn.layer_inputs import Edges, Rows, resolve
-from gnnsys.nn.plain import is_untouched
+from gnnsys.nn.plain import as_written, is_untouched
 from gnnsys.ops import CSC, spmm
 
 
@@ -56,4 +56,7 @@ class GINConv(GraphLayer):
 
     def forward(self, x: Rows, edges: Edges, size: tuple[int, int] | None = None) -> Tensor:
         given = resolve(x, edges, size)
+        sums = given.made_sums("sum") if as_written(self, GINConv, "aggregate") else None
+        if sums is not None and given.dst is not None:
+            return self.transform(sums + (1 + self.eps) * given.dst)
         return self.transform(self.aggregate(given.csc, (given.src, given.dst)))

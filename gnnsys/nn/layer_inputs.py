@@ -18,6 +18,8 @@ from gnnsys.ops import (
     IN_REPLAYS,
     NOT_KNOWN,
     STRUCTURES,
+    SUMMED,
+    SummedRows,
     degrees,
     is_captured,
     sorted_structures,
@@ -44,6 +46,10 @@ class LayerInputs:
         if rows.dim() == 0 or rows.shape[0] != self.csc.num_edges:
             raise ValueError(f"{name} has shape {list(rows.shape)}, expected {self.csc.num_edges} rows, one per edge")
         return rows if self.edge_order is None else rows.index_select(0, self.edge_order)
+
+    def made_sums(self, reduce: str) -> Tensor | None:
+        """The sums of sources over in-edges, where the loader has made them; `dst` has own rows then."""
+        return self.src.sums_for(self.csc, reduce) if isinstance(self.src, SummedRows) else None
 
 
 def resolve(x: Rows, edges: Edges, size: tuple[int, int] | None = None, derives: bool = False) -> LayerInputs:
@@ -95,8 +101,11 @@ def from_edge_index(edge_index: Tensor, num_src: int, num_dst: int) -> tuple[CSC
     def make() -> CSC:
         least_src, least_dst, ends = STRUCTURES.find(edge_index, key=BY_DESTINATION, default=NOT_KNOWN)
         if not edge_index.is_cuda or ends is None or num_src < least_src or num_dst < least_dst:
-            return CSC.from_edge_index(edge_index, num_src, num_dst, narrow=True)
-        return CSC.from_sorted(edge_index, num_src, num_dst, ends)
+            csc = CSC.from_edge_index(edge_index, num_src, num_dst, narrow=True)
+        else:
+            csc = CSC.from_sorted(edge_index, num_src, num_dst, ends)
+        csc.sums = STRUCTURES.find(edge_index, key=SUMMED)
+        return csc
 
     if is_captured(edge_index):
         replayed = STRUCTURES.find(edge_index, key=IN_REPLAYS, in_replays=True)

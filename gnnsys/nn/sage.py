@@ -116,6 +116,9 @@ class SAGEConv(GraphLayer):
         is_bare, aggregates_as_written = is_bare_linear(lin_l), as_written(self, SAGEConv, "aggregate")
         transforms_as_written = as_written(self, SAGEConv, "transform")
         has_order = not (is_bare and aggregates_as_written and transforms_as_written and self.aggr in ("mean", "sum"))
+        sums = None if has_order or self.project else given.made_sums(self.aggr)
+        if sums is not None:
+            return lin_l(sums), given.dst
         if not has_order and transform_first(given.csc, rows, self.out_channels):
             out, bias = self.aggregate(given.csc, F.linear(rows, lin_l.weight)), lin_l.bias
             return out if bias is None else out + bias, given.dst

@@ -127,7 +127,7 @@ def hop_prefixes(csc: CSC, num_sampled_nodes: Sequence[int], num_layers: int) ->
     if not all(csc.comes_by_hops(num_src, num_dst) for num_src, num_dst, _ in prefixes):
         _check_sources(csc, prefixes, num_sampled_nodes)
     return [
-        CSC(csc.indptr[: num_dst + 1], csc.indices[:end], num_src, is_replayed=csc.is_replayed)
+        CSC(csc.indptr[: num_dst + 1], csc.indices[:end], num_src, sums=csc.sums, is_replayed=csc.is_replayed)
         for num_src, num_dst, end in prefixes
     ]
 

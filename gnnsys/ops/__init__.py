@@ -16,7 +16,7 @@ outputs, for those who plan memory (store, fullgraph).
 from gnnsys.ops._features import sum_dtype
 from gnnsys.ops._library import HAS_CUDA_KERNELS, SIMD_LEVEL, WHY_NO_KERNELS, native
 from gnnsys.ops._workspace import told_workspaces, workspace_bytes
-from gnnsys.ops.aggregate import narrow_weights, scaled_spmm, sddmm, spmm, spmm_add, spmm_and_own
+from gnnsys.ops.aggregate import narrow_weights, scaled_spmm, sddmm, spmm, spmm_add, spmm_and_own, spmm_out
 from gnnsys.ops.attention import edge_softmax, gat_aggregate
 from gnnsys.ops.bucket import Buckets, bucket_ids
 from gnnsys.ops.buffers import BufferPool
@@ -76,6 +76,7 @@ from gnnsys.ops.store import (
 )
 from gnnsys.ops.stream import NodeRun, PairTable, drop_pages, stream_cluster, stream_cut, stream_refine
 from gnnsys.ops.structure import bfs_order, degrees, expand_indptr, in_subgraph, induced_subgraph
+from gnnsys.ops.summed_rows import SUMMED, SummedRows, SumsOf
 from gnnsys.ops.table_rows import read_table
 from gnnsys.ops.walks import COIN_SIDES, MAX_WALKS, count_visits, random_walks
 
@@ -89,6 +90,7 @@ __all__ = [
     "NOT_KNOWN",
     "SIMD_LEVEL",
     "STRUCTURES",
+    "SUMMED",
     "WEIGHT",
     "WHY_NO_KERNELS",
     "Bounds",
@@ -116,6 +118,8 @@ __all__ = [
     "Relation",
     "RelationGroups",
     "ReplayedEdges",
+    "SummedRows",
+    "SumsOf",
     "VolumeSearch",
     "WholeDegrees",
     "WholeWeights",
@@ -198,6 +202,7 @@ __all__ = [
     "spmm",
     "spmm_add",
     "spmm_and_own",
+    "spmm_out",
     "stitch_neighbors",
     "stream_cluster",
     "stream_cut",

@@ -127,6 +127,25 @@ def spmm_add(csc: CSC, x: Tensor, out: Tensor, weight: Tensor | None = None, dst
     return out
 
 
+def spmm_out(csc: CSC, x: Tensor, out: Tensor, reduce: str = "sum") -> Tensor:
+    """`spmm(csc, x, reduce=reduce)` for a sum or a mean, into `out`, which may be pinned; returns it. No gradient.
+
+    >>> csc = CSC(torch.tensor([0, 2, 2]), torch.tensor([0, 1]), num_src=2)
+    >>> spmm_out(csc, torch.tensor([[1.0], [2.0]]), torch.empty(2, 1), "mean")
+    tensor([[1.5000],
+            [0.0000]])
+    """
+    if reduce not in ("sum", "mean"):
+        raise ValueError(f"reduce must be sum or mean, got {reduce!r}")
+    check_rows(x, csc.num_src, "x")
+    check_rows(out, csc.num_dst, "out")
+    if torch.is_grad_enabled() and (x.requires_grad or out.requires_grad):
+        raise RuntimeError("spmm_out has no gradient: call it under torch.no_grad(), or spmm")
+    scale = _mean_scale(csc, x) if reduce == "mean" else None
+    native.spmm_out(csc.indptr, csc.indices, None, x.contiguous(), None, None, scale, out)
+    return out
+
+
 def sddmm(csc: CSC, dst_rows: Tensor, src_rows: Tensor) -> Tensor:
     """`<dst_rows[v], src_rows[u]>` for every edge (u, v), by position in `csc`.
 
@@ -173,6 +192,20 @@ def _(
 
 
 @torch.library.register_fake("gnnsys::spmm_add")
+def _(
+    indptr: Tensor,
+    indices: Tensor,
+    positions: Tensor | None,
+    x: Tensor,
+    weight: Tensor | None,
+    src_scale: Tensor | None,
+    dst_scale: Tensor | None,
+    out: Tensor,
+) -> None:
+    return None
+
+
+@torch.library.register_fake("gnnsys::spmm_out")
 def _(
     indptr: Tensor,
     indices: Tensor,
@@ -360,11 +393,13 @@ _spmm_extreme = differentiable("spmm_extreme", _extreme_backward, _save_extreme)
 
 
 @tells_workspace("spmm", "cpu")
+@tells_workspace("spmm_out", "cpu")
 def _(expected: Expected, indptr: Tensor, indices: Tensor, positions: Tensor | None, x: Tensor, *others: Any) -> int:
     return row_scratch(expected, indptr, indices, x, False)
 
 
 @tells_workspace("spmm", "cuda")
+@tells_workspace("spmm_out", "cuda")
 def _(expected: Expected, indptr: Tensor, indices: Tensor, positions: Tensor | None, x: Tensor, *others: Any) -> int:
     size, num_dst, num_edges = x[0].numel() if x.shape[0] else 0, indptr.numel() - 1, indices.numel()
     num_src = x.shape[0]

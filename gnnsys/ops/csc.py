@@ -81,6 +81,7 @@ class CSC:
     _ends: Mapping[int, int] | None = field(default=None, repr=False)  # entries of indptr that the host knows
     whole: WholeDegrees | None = field(default=None, repr=False)  # of a piece whose layers must know the whole
     edge_data: EdgeData | None = field(default=None, repr=False)  # where layers are told of edges through it
+    sums: object = field(default=None, repr=False)  # a `SumsOf`, where sums over these edges were made before
     is_replayed: bool = field(default=False, repr=False)  # made by the CUDA graph that uses it, anew in every replay
 
     @property

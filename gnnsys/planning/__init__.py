@@ -2,7 +2,15 @@
 
 from gnnsys.planning.execution.compute_threads import ComputeThreads
 from gnnsys.planning.execution.plan import ExecutionPlan
-from gnnsys.planning.execution.propose import BatchLoad, Memory, is_given, propose_places, propose_splits
+from gnnsys.planning.execution.propose import (
+    BatchLoad,
+    Memory,
+    SumLoad,
+    is_given,
+    propose_places,
+    propose_splits,
+    spread,
+)
 from gnnsys.planning.execution.rates import Rates, measure_rates
 from gnnsys.planning.execution.trial import WayTrial
 from gnnsys.planning.execution.turn_clock import TurnClock
@@ -18,6 +26,7 @@ __all__ = [
     "ExecutionPlan",
     "Memory",
     "Rates",
+    "SumLoad",
     "TurnClock",
     "Way",
     "WayTrial",
@@ -25,4 +34,5 @@ __all__ = [
     "measure_rates",
     "propose_places",
     "propose_splits",
+    "spread",
 ]

@@ -144,6 +144,18 @@ class DeviceCache:
         """What the cache takes of the device's memory."""
         return self._cache.nbytes + self._slots.nbytes
 
+    @property
+    def table(self) -> Tensor | None:
+        """The tensor that is cached, where the device reads it by itself; None of other sources."""
+        return self._table
+
+    def on_device(self) -> tuple[Tensor, Tensor]:
+        """The cached rows, and where among them each row of the source is (int32, -1: nowhere), for the current stream.
+
+        These reads are not counted."""
+        self._is_read(self._slots)
+        return self._cache, self._slots
+
     def read(self, ids: Tensor, out: Tensor | None = None) -> Tensor:
         """The rows of `ids` on the device: `out`, where it is there (cast to its dtype), else a tensor of its own."""
         return self.begin_read(ids, out).result()

@@ -75,6 +75,7 @@ def calls() -> dict[str, MeasuredCall]:
     wide, hub = csc(2048, 64), hubs(1024, GROWN)
     star = hubs(2, GROWN)  # rows are taken by whoever is free: on one thread
     rising = (torch.tensor([0, GROWN - 1, 2 * GROWN - 1]), star[1][1:])  # a row of one edge more than the one before
+    halves_row = rows(1, 50_000, dtype=torch.bfloat16)
     to_one = (torch.tensor([0, 600]), torch.zeros(600, dtype=torch.int64))
     seeds = torch.arange(2048)
     ids = torch.arange(EDGES) * 7919 % NODES
@@ -223,8 +224,9 @@ def calls() -> dict[str, MeasuredCall]:
             ),
             2,
         ),
-        "spmm": MeasuredCall((*to_one, None, rows(1, 50_000, dtype=torch.bfloat16), *[None] * 6)),
+        "spmm": MeasuredCall((*to_one, None, halves_row, *[None] * 6)),
         "spmm_add": MeasuredCall((*to_one, None, rows(1, 50_000), None, None, None, rows(1, 50_000))),
+        "spmm_out": MeasuredCall((*to_one, None, halves_row, None, None, None, halves_row.clone())),
         "spmm_extreme": MeasuredCall((*to_one, rows(1, 50_000), None, False, None, None, None)),
         "spmm_extreme_grad_x": MeasuredCall((*extreme, None, NODES, None, None, None), 2),
         "spmm_extreme_grad_weight": MeasuredCall((*extreme, x64), 2),

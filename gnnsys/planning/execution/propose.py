@@ -26,6 +26,17 @@ class BatchLoad:
 
     row_bytes: int
     hit_rate: Callable[[int], float]
+    sums: SumLoad | None = None  # where the first layer takes sums
+    given_hits: float | None = None  # the share that a cache of the user's own has, where there is one
+
+
+@dataclass(frozen=True)
+class SumLoad:
+    """What the sums of a batch's first layer take: `own_bytes` are its destinations' rows, and as many have the sums.
+    `seconds` by all cores of this rank, with rows in host memory."""
+
+    own_bytes: int
+    seconds: float
 
 
 def propose_places(
@@ -35,6 +46,9 @@ def propose_places(
 
     The first is what is done without a plan: the host samples and gathers, or the device does in pinned memory.
     """
+    if load is not None and load.given_hits is not None:
+        ways, passed_over = [Way()], {"other places": "rows have a cache of your own"}
+        return _with_sums(ways, is_pinned, load, rates), passed_over
     ways, passed_over = [Way()], {}
     fits = int(_SHARE * memory.device)
     if graph_bytes <= fits:
@@ -52,9 +66,49 @@ def propose_places(
             if not is_pinned:
                 ways.append(Way(place=PINNED, host_bytes=host_bytes))
             ways.append(Way(place=CACHED, host_bytes=host_bytes, device_bytes=fits))
+    return _with_sums(ways, is_pinned, load, rates), passed_over
+
+
+def _with_sums(ways: list[Way], is_pinned: bool, load: BatchLoad | None, rates: Rates | None) -> list[Way]:
+    """The ways, and those where sums of the first layer are made ahead; with what is predicted of them."""
+    if load is not None and load.sums is not None:
+        ways = ways + [replace(way, sums=(True,)) for way in ways if way.place == DEVICE]
+        if rates is not None:
+            on_bus = [way for way in ways if way.place in (PINNED, CACHED) or (way.place == GIVEN and is_pinned)]
+            ways += [replace(way, sums=pattern) for way in on_bus if any(pattern := _mix(way, load, rates))]
     if load is not None and rates is not None:
         ways = [replace(way, predicted=_loading_seconds(way, is_pinned, load, rates)) for way in ways]
-    return ways, passed_over
+    return ways
+
+
+def spread(share: float, longest: int = 8) -> tuple[bool, ...]:
+    """A short pattern in which about `share` are True, spread evenly.
+
+    >>> spread(0.5), spread(0.76), spread(1.0)
+    ((False, True), (False, True, True, True), (True,))
+    """
+    best = min(
+        ((abs(count / size - share), size, count) for size in range(1, longest + 1) for count in range(size + 1)),
+        key=lambda found: (round(found[0], 2), found[1]),
+    )
+    _, size, count = best
+    return tuple((place + 1) * count // size > place * count // size for place in range(size))
+
+
+def _mix(way: Way, load: BatchLoad, rates: Rates) -> tuple[bool, ...]:
+    """Which batches' sums the host should make, so that neither bus nor cores wait for the other: the shares that make
+    the busier of the two as little busy as can be."""
+    rows, summed, cores = _on_bus_and_cores(way, load, rates)
+    return spread(min(1.0, rows / (rows - summed + cores))) if rows > summed else ()
+
+
+def _on_bus_and_cores(way: Way, load: BatchLoad, rates: Rates) -> tuple[float, float, float]:
+    """Seconds of the bus for a batch's rows, and for its sums and own rows; seconds of the cores for these."""
+    assert load.sums is not None
+    missed = _missed(way, load)
+    rows = missed * load.row_bytes / rates.bus
+    summed = (1 + missed) * load.sums.own_bytes / rates.bus
+    return rows, summed, missed * load.sums.seconds
 
 
 def propose_splits(num_cores: int, loading: int, computing: int) -> list[Way]:
@@ -75,17 +129,25 @@ def propose_splits(num_cores: int, loading: int, computing: int) -> list[Way]:
     return ways[: 1 + _MOST_SPLITS]
 
 
+def _missed(way: Way, load: BatchLoad) -> float:
+    """The share of rows that no cache has."""
+    return 1 - (load.hit_rate(way.device_bytes) if way.place == CACHED else load.given_hits or 0.0)
+
+
 def _loading_seconds(way: Way, is_pinned: bool, load: BatchLoad, rates: Rates) -> float:
     """The rows of a batch, by whoever is the slowest on their way."""
+    if any(way.sums) and way.place != DEVICE:
+        rows, summed, cores = _on_bus_and_cores(way, load, rates)
+        share = sum(way.sums) / len(way.sums)
+        return max((1 - share) * rows + share * summed, share * cores)
     if way.place == DEVICE:
         return load.row_bytes / rates.device
-    if way.place == CACHED:
-        return (1 - load.hit_rate(way.device_bytes)) * load.row_bytes / rates.bus
-    if way.place == PINNED or is_pinned:
-        return load.row_bytes / rates.bus
+    if way.place in (CACHED, PINNED) or is_pinned:
+        return _missed(way, load) * load.row_bytes / rates.bus
     return load.row_bytes * max(1 / rates.bus, 1 / rates.host)
 
 
 def is_given(way: Way) -> bool:
     """Whether a way is what a loader does by itself."""
-    return way.place == GIVEN and way.loading_threads is None and way.compute_threads is None
+    threads = (way.loading_threads, way.compute_threads)
+    return way.place == GIVEN and threads == (None, None) and not any(way.sums)

@@ -1,0 +1,159 @@
+"""Sums of the first layer made ahead: the same training, and all rows for whoever looks at them."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from gnnsys import NeighborLoader
+from gnnsys.graph import EDGE, NODE, Graph, sbm
+from gnnsys.nn import GIN, GraphSAGE
+from gnnsys.ops import CSC, SummedRows
+from gnnsys.planning import ExecutionPlan, Way
+
+FEATURES, CLASSES = 12, 4
+ALL, SOME = (True,), (True, False, True)
+
+
+@pytest.fixture(scope="module")
+def graph():
+    made = sbm(600, num_classes=CLASSES, avg_degree=6, num_features=FEATURES, seed=3)
+    made.set_node_data("x", made.node_data[NODE]["x"].double())
+    return made
+
+
+def model_of(kind, dtype=torch.float64, **options):
+    torch.manual_seed(0)
+    return kind(FEATURES, 8, 2, CLASSES, **options).to(dtype)
+
+
+def loader_of(graph, model, sums=None, **options):
+    given = {"batch_size": 32, "shuffle": True, "seed": 5, **options}
+    plain = NeighborLoader(graph, [4, 3], execution="auto", model=model, **given)
+    if sums is None:
+        return NeighborLoader(graph, [4, 3], **given)
+    plan = ExecutionPlan([Way(), Way(sums=sums)], made_for=plain.plan.made_for, chosen=1)
+    return NeighborLoader(graph, [4, 3], execution=plan, model=model, **given)
+
+
+def train(model, loader, num_steps, forward):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    history, batches = [], iter(loader)
+    for _ in range(num_steps):
+        batch = next(batches, None)
+        if batch is None:
+            batches = iter(loader)
+            batch = next(batches)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(forward(model, batch)[: batch.batch_size], batch.y[: batch.batch_size])
+        loss.backward()
+        history.append((loss.item(), [p.grad.clone() for p in model.parameters()]))
+        optimizer.step()
+    return history
+
+
+def trimmed(model, batch):
+    return model(batch.x, batch.edge_index, num_sampled_nodes=batch.num_sampled_nodes)
+
+
+def of_blocks(model, batch):
+    return model(batch.x, batch.blocks)
+
+
+@pytest.mark.parametrize("dtype, bound", [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+@pytest.mark.parametrize("pattern", [ALL, SOME])
+@pytest.mark.parametrize("kind, options", [(GraphSAGE, {}), (GraphSAGE, {"aggr": "sum"}), (GIN, {})])
+def test_losses_and_gradients_are_the_same_over_50_steps(graph, kind, options, pattern, dtype, bound):
+    rows = graph.node_data[NODE]["x"].to(dtype)
+    own = Graph({NODE: graph.num_nodes()}, {EDGE: graph.csc()}, {NODE: {"x": rows, "y": graph.node_data[NODE]["y"]}})
+    models = [model_of(kind, dtype, **options) for _ in range(2)]
+    expected = train(models[0], loader_of(own, models[0]), 50, trimmed)
+    found = train(models[1], loader_of(own, models[1], pattern), 50, trimmed)
+    for (loss, grads), (other, others) in zip(expected, found, strict=True):
+        assert abs(loss - other) <= bound * max(1, abs(loss))
+        for a, b in zip(grads, others, strict=True):
+            torch.testing.assert_close(a, b, rtol=bound, atol=bound)
+
+
+def test_blocks_take_sums_too(graph):
+    models = [model_of(GraphSAGE) for _ in range(2)]
+    options = {"expand": "frontier"}
+    expected = train(models[0], loader_of(graph, models[0], **options), 10, of_blocks)
+    loader = loader_of(graph, models[1], ALL, **options)
+    assert not next(iter(loader)).x.is_gathered
+    found = train(models[1], loader_of(graph, models[1], ALL, **options), 10, of_blocks)
+    assert [loss for loss, _ in found] == pytest.approx([loss for loss, _ in expected], rel=1e-12)
+
+
+def test_a_layer_takes_sums_without_a_look_at_rows_and_others_get_all_of_them(graph):
+    model = model_of(GraphSAGE)
+    with_sums, without = (next(iter(loader_of(graph, model, sums))) for sums in (ALL, None))
+    assert isinstance(with_sums.x, SummedRows)
+    trimmed(model, with_sums)
+    assert not with_sums.x.is_gathered
+    assert with_sums.x.shape == without.x.shape
+    assert torch.equal(with_sums.x + 0, without.x)
+    assert with_sums.x.is_gathered
+    assert torch.equal(with_sums.n_id, without.n_id) and torch.equal(with_sums.edge_index, without.edge_index)
+
+
+def test_batches_in_turn(graph):
+    batches = list(loader_of(graph, model_of(GraphSAGE), SOME))[:6]
+    assert [isinstance(batch.x, SummedRows) for batch in batches] == [True, False, True] * 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda batch: batch.x.mul_(2),
+        lambda batch: batch.x[:3].zero_(),
+        lambda batch: batch.x.__setitem__(slice(0, 7), 1.0),
+        lambda batch: setattr(batch, "x", F.dropout(batch.x, 0.0) * 3),
+        lambda batch: setattr(batch, "edge_index", batch.edge_index.flip(1)),
+        lambda batch: batch.edge_index[0].clamp_(max=5),
+    ],
+    ids=["rows in place", "own rows in place", "rows by index", "other rows", "other edges", "edges in place"],
+)
+def test_what_a_user_changes_counts(graph, change):
+    model = model_of(GraphSAGE)
+    outputs = []
+    for sums in (ALL, None):
+        batch = next(iter(loader_of(graph, model, sums)))
+        change(batch)
+        outputs.append(model(batch.x, batch.edge_index)[: batch.batch_size])
+        outputs.append(trimmed(model, batch) if batch.edge_index[1].diff().min() >= 0 else outputs[-1])
+    torch.testing.assert_close(outputs[0], outputs[2], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(outputs[1], outputs[3], rtol=1e-12, atol=1e-12)
+
+
+def test_a_gradient_of_rows_is_asked_of_all_of_them(graph):
+    model, grads = model_of(GraphSAGE), []
+    for sums in (ALL, None):
+        batch = next(iter(loader_of(graph, model, sums)))
+        rows = batch.x.requires_grad_()
+        model(rows, batch.edge_index)[: batch.batch_size].sum().backward()
+        grads.append(rows.grad)
+    torch.testing.assert_close(*grads, rtol=1e-12, atol=1e-12)
+
+
+def test_seeds_without_neighbours_and_rows_without_edges():
+    indptr = torch.tensor([0, 0, 1, 1, 3])  # nodes 0 and 2 have none
+    rows = torch.randn(4, FEATURES, dtype=torch.float64)
+    csc = CSC(indptr, torch.tensor([0, 1, 2]), 4)
+    own = Graph({NODE: 4}, {EDGE: csc}, {NODE: {"x": rows, "y": torch.zeros(4, dtype=torch.int64)}})
+    model = model_of(GraphSAGE)
+    for size in (1, 4):
+        pairs = zip(loader_of(own, model, ALL, batch_size=size), loader_of(own, model, batch_size=size), strict=True)
+        for with_sums, without in pairs:
+            torch.testing.assert_close(trimmed(model, with_sums), trimmed(model, without), rtol=1e-12, atol=1e-12)
+
+
+def test_a_batch_with_sums_is_copied_and_pickled_whole(graph):
+    batch = next(iter(loader_of(graph, model_of(GraphSAGE), ALL)))
+    expected = next(iter(loader_of(graph, model_of(GraphSAGE)))).x
+    assert torch.equal(copy.deepcopy(batch.x), expected)
+    assert torch.equal(batch.to("cpu").x, expected)
+    assert "x=" in repr(batch)
