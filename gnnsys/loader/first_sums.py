@@ -8,13 +8,16 @@ far ahead as one likes, and training is the same.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from gnnsys.graph import EdgeType, Graph, NodeType
+from gnnsys.loader.default_threads import SumThreads
 from gnnsys.loader.sampled import MadeSums, Sampled
 from gnnsys.ops import CSC, SumsOf, degrees, gather_rows, spmm_add, spmm_out, to_host_together
 from gnnsys.store import DeviceCache, read_rows
@@ -80,21 +83,24 @@ class FirstSums:
         if reduce not in SUMS:
             raise ValueError(f"sums are made by {' or '.join(SUMS)}, got {reduce!r}")
         self.table, self._reduce, self._pattern, self._pin = table, reduce, tuple(pattern) or (True,), pin
+        self._at_once = threading.Semaphore(SumThreads.here().at_once)  # for a device
         source = table.source
         self._gather: Callable[[Tensor], Tensor] = lambda ids: read_rows([(source, ids)])[0]  # type: ignore[list-item]
 
     def run(self, sampled: Sampled) -> Sampled:
         if sampled.position < 0 or not self._pattern[sampled.position % len(self._pattern)]:
             return sampled
-        found = _first_structure(sampled, self.table)
-        if found is None:
-            return sampled
-        indptr, sources, num_own = found
-        with torch.no_grad():
-            sums = self._sum(indptr, sources)
-        of = SumsOf(self._reduce, indptr.numel() - 1, sources.numel())
-        sampled.sums = MadeSums(self.table.node_type, self.table.name, num_own, sums, of, self._gather)
+        found = first_structure(sampled, self.table)
+        if found is not None:
+            sums, of = self.make(found), SumsOf(self._reduce, found.indptr.numel() - 1, found.sources.numel())
+            num_own = found.indptr.numel() - 1
+            sampled.sums = MadeSums(self.table.node_type, self.table.name, num_own, sums, of, self._gather)
         return sampled
+
+    def make(self, found: FirstStructure) -> Tensor:
+        """The sums, on the device that the structure is on."""
+        with torch.no_grad():
+            return self._sum(*found)
 
     def _sum(self, indptr: Tensor, sources: Tensor) -> Tensor:
         """Over `sources`, ids in the whole graph; on the device that the structure is on."""
@@ -120,13 +126,20 @@ class FirstSums:
         out = torch.empty(
             shape, dtype=rows.dtype, device=rows.device, pin_memory=by_host or (self._pin and rows.is_cpu)
         )
-        spmm_out(CSC(indptr, sources, rows.shape[0]), rows, out, reduce)
+        with self._at_once if by_host else nullcontext():
+            spmm_out(CSC(indptr, sources, rows.shape[0]), rows, out, reduce)
         return out.to(device, non_blocking=True)
 
 
-def _first_structure(sampled: Sampled, table: SumTable) -> tuple[Tensor, Tensor, int] | None:
-    """What the first layer sees: where destinations' in-edges begin, their sources as ids in the whole graph, and how
-    many nodes are destinations; None where it is not known, or edges have weights."""
+class FirstStructure(NamedTuple):
+    """What the first layer sees: where destinations' in-edges begin, and their sources as ids in the whole graph."""
+
+    indptr: Tensor
+    sources: Tensor
+
+
+def first_structure(sampled: Sampled, table: SumTable) -> FirstStructure | None:
+    """None where it is not known, or edges have weights."""
     sample = sampled.sample
     if sample.edge_weight is not None or sample.tree is not None:
         return None
@@ -147,4 +160,4 @@ def _first_structure(sampled: Sampled, table: SumTable) -> tuple[Tensor, Tensor,
     else:
         return None
     ids = gather_rows(nodes, local)
-    return indptr, ids.to(torch.int32) if narrow else ids, indptr.numel() - 1
+    return FirstStructure(indptr, ids.to(torch.int32) if narrow else ids)

@@ -11,7 +11,7 @@ import torch
 from gnnsys.comm import BatchLoop, use_context
 from gnnsys.graph import Graph, IdsLike, as_ids
 from gnnsys.loader.batch import Batch
-from gnnsys.loader.default_threads import LoadingWork, default_fetch_threads, default_num_threads, default_sum_threads
+from gnnsys.loader.default_threads import LoadingWork, SumThreads, default_fetch_threads, default_num_threads
 from gnnsys.loader.device_copy import DeviceCopy, resolve, sampled_on
 from gnnsys.loader.fetch import Fetch, Names
 from gnnsys.loader.first_sums import FirstSums
@@ -112,7 +112,7 @@ class Loader:
         self.num_threads, self._device = num_threads, target or torch.device("cpu")
         layout = StageLayout(
             num_threads=num_threads, prefetch=prefetch, waits=waits, options=options, on_device=on_device,
-            fetch_threads=fetch_threads, native_threads=default_sum_threads() if sums is not None and on_device else 1,
+            fetch_threads=fetch_threads, native_threads=SumThreads.here().each if sums is not None and on_device else 1,
         )  # fmt: skip
         num_batches = prefetch + num_threads + 1 + layout.sample_depth  # that wait, are made, and are used
         pool = BufferPool(max_free=num_batches * self._fetch.num_arrays)

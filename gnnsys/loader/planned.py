@@ -19,8 +19,8 @@ import torch
 
 from gnnsys.graph import Graph, NodeType
 from gnnsys.loader.batch import Batch
-from gnnsys.loader.default_threads import LoadingWork, default_num_threads
-from gnnsys.loader.first_sums import FirstSums
+from gnnsys.loader.default_threads import LoadingWork, SumThreads, default_num_threads
+from gnnsys.loader.first_sums import FirstSums, first_structure
 from gnnsys.loader.sampled import Sampled
 from gnnsys.observe import BatchTrace, num_local_ranks, num_usable_cores
 from gnnsys.ops import HAS_CUDA_KERNELS
@@ -243,7 +243,7 @@ def make_plan(
         memory = Memory(MemoryBudget.of(target).left() // sharing, MemoryBudget.of("cpu").left() // here)
         load = _load_of(graph, visits)
         if not isinstance(sums, str):
-            load = replace(load, sums=_measured(sums, here))
+            load = replace(load, sums=_measured(sums))
         rates = measure_rates(target, default_num_threads(LoadingWork.HOST, target))
         ways, passed_over = propose_places(
             _num_bytes(graph), is_pinned=graph.is_pinned, memory=memory, load=load, rates=rates
@@ -253,20 +253,23 @@ def make_plan(
     return ExecutionPlan(ways, made_for=made_for, passed_over=passed_over)
 
 
-def _measured(batch: FirstBatch, num_ranks: int) -> SumLoad | None:
+def _measured(batch: FirstBatch) -> SumLoad | None:
     """What the sums of a batch take by the cores of this rank; None where there are none to make."""
     before = torch.get_num_threads()
-    torch.set_num_threads(max(1, num_usable_cores() // num_ranks - 1))
+    at_once, each = SumThreads.here()
+    torch.set_num_threads(at_once * each)
     try:
+        found = first_structure(batch.sample(), batch.sums.table)
+        if found is None:
+            return None
         seconds = []
         for _ in range(3):
-            sampled = batch.sample()
             began = time.perf_counter()
-            made = batch.sums.run(sampled).sums
+            made = batch.sums.make(found)
             seconds.append(time.perf_counter() - began)
     finally:
         torch.set_num_threads(before)
-    return None if made is None else SumLoad(made.sums.nbytes, min(seconds))
+    return SumLoad(made.nbytes, min(seconds))
 
 
 class FirstBatch(NamedTuple):

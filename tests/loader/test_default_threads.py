@@ -18,6 +18,7 @@ BEFORE = {  # threads of the versions that did not look at the machine
     LoadingWork.IN_ORDER: 1,
     LoadingWork.DEVICE: 1,
     LoadingWork.BUS: 2,
+    LoadingWork.SUMS: 3,
     LoadingWork.MACHINES: 3,
     LoadingWork.DEVICE_MACHINES: 3,
 }
