@@ -18,15 +18,8 @@ from gnnsys.loader.identity import NAME as MADE_OF
 from gnnsys.loader.identity import Identity, checksum
 from gnnsys.loader.layout import StageLayout, check_user_stages
 from gnnsys.loader.options import PipelineOptions
-from gnnsys.loader.planned import (
-    AUTO,
-    PlannedExecution,
-    Visits,
-    WayLoader,
-    check_made_for,
-    hardware,
-    make_plan,
-)
+from gnnsys.loader.planned import AUTO, Visits, check_made_for, hardware, make_plan
+from gnnsys.loader.planned_execution import PlannedExecution, WayLoader
 from gnnsys.loader.reserved import check_names_free
 from gnnsys.loader.row_cache import keeper_of
 from gnnsys.loader.sampled import Compact, Inputs, Sampled
