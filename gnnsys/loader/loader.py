@@ -137,7 +137,7 @@ class Loader:
         made_for |= hardware(target)
         if isinstance(execution, ExecutionPlan):
             check_made_for(execution, made_for)
-            plan = execution
+            plan = execution.copy()  # two loaders must not write into one
         elif execution == AUTO:
             plan = make_plan(
                 self.graph, target, visits, made_for, num_threads=self.num_threads, is_told_threads=is_told_threads,
@@ -235,7 +235,7 @@ class Loader:
             return iter(())
         self._ending = None
         at, planned = self._position, self._execution
-        return self._epoch(self._iteration, self._pipeline_at(at) if planned is None else planned.at(at))
+        return self._epoch(self._iteration, self._pipeline_at(at) if planned is None else planned.at(at, self.epoch))
 
     def _epoch(self, iteration: int, pipeline: Iterator[Batch]) -> Iterator[Batch]:
         epoch, end = self.epoch, self._schedule.first(self.epoch + 1)
@@ -325,9 +325,12 @@ class Loader:
                 raise ValueError(f"this state is of a loader with {name}={state.get(name)}, here it is {ours}")
         self._identity.check(state)
         ticket, leftover = Ticket(int(state["epoch"]), int(state["batch"])), self._ranks.leftover_of(state)
+        execution, planned = self._execution, None
+        if execution is not None and "execution" in state:
+            planned = execution.read_state(state["execution"])
         self._load_sampler([state], ticket)
-        if self._execution is not None and "execution" in state:
-            self._execution.load_state_dict(state["execution"])
+        if execution is not None and planned is not None:
+            execution.load_state(planned)
         self._go_to(ticket, leftover)
 
     def load_state_dicts(self, states: Sequence[dict[str, Any]]) -> None:

@@ -2,7 +2,8 @@
 
 While a plan is tried, ways take turns over the first batches, and what a batch takes from one `next` to the next is
 measured: loading and the user's training together, as they share cores, bus and device. Then the fastest stays, and
-what the others have taken is given back.
+what the others have taken is given back. What a batch takes goes on being watched: where it drifts, ways take turns
+again from the next epoch on.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from gnnsys.loader.batch import Batch
 from gnnsys.observe import BatchTrace
 from gnnsys.pipeline import Pipeline, StageCounters
-from gnnsys.planning import ComputeThreads, ExecutionPlan, TurnClock, Way
+from gnnsys.planning import ComputeThreads, DriftWatch, ExecutionPlan, TurnClock, Way
 from gnnsys.seeds import Leftover
 
 OpenPipeline = Callable[[int], Pipeline]
@@ -35,10 +36,19 @@ class WayLoader(NamedTuple):
     trace: Callable[[], list[BatchTrace]]
 
 
+class PlannedState(NamedTuple):
+    """Of a `PlannedExecution`, as it is read from a checkpoint."""
+
+    plan: ExecutionPlan
+    num_tried: int
+    watch: DriftWatch | None
+
+
 class PlannedExecution:
     """Carries out a plan. `make` makes a way's loader; `device` is where batches arrive, None for the host.
 
-    A trial counts the batches that were given out. A turn that is broken off begins anew.
+    A trial counts the batches that were given out. A turn that is broken off begins anew. A way that was chosen
+    beforehand is the user's word, and stays whatever its batches take.
     """
 
     def __init__(self, plan: ExecutionPlan, make: Callable[[Way], WayLoader], device: torch.device | None) -> None:
@@ -50,28 +60,49 @@ class PlannedExecution:
         self._clock = TurnClock(device)
         self._threads = ComputeThreads()
         self._position, self._begins = 0, False
+        self._watch = None if plan.chosen is not None else DriftWatch()
+        self._is_closed = False
+        if plan.chosen is None:
+            plan.trial.seconds.clear()  # of a trial that was not over
 
-    def at(self, position: int) -> PlannedExecution:
-        """Goes on with the batch at a position: an iterator over batches."""
+    def at(self, position: int, epoch: int) -> PlannedExecution:
+        """Goes on with the batch at a position, in an epoch that begins or is gone on with: an iterator over batches.
+
+        Where batches have drifted from what they took, ways take turns again from here on.
+        """
         if position != self._position:
             self._break_off()
         self._clock.skip()
-        self._position, self._begins = position, True
+        if self._watch is not None and self.plan.chosen is not None and self.plan.num_possible > 1:
+            drifted = self._watch.look()
+            if drifted is not None:
+                self.plan.try_again(epoch, *drifted)
+                self._clock.forget()
+                self._num_tried = 0
+        self._position, self._begins, self._is_closed = position, True, False
         return self
 
     def __iter__(self) -> PlannedExecution:
         return self
 
     def __next__(self) -> Batch:
+        if self._is_closed:
+            raise RuntimeError("this loader was closed while it was iterated over: begin another iteration")
         trial, number = self.plan.trial, self._num_tried
         if self.plan.chosen is None and number >= trial.num_batches:
             self._settle()
-        if self.plan.chosen is not None:
-            return self._next_by(self.plan.chosen)
-        way = trial.way_of(number)
+        chosen = self.plan.chosen
+        way = trial.way_of(number) if chosen is None else chosen
         self._clock.enter()
-        batch = self._next_by(way)
+        try:
+            batch = self._next_by(way)
+        except BaseException:
+            self._break_off()
+            raise
         self._clock.leave()
+        if chosen is not None:
+            self._look_on()
+            return batch
         if self._current == way and way not in trial.refused:
             if number % trial.turn == trial.warm - 1:
                 self._clock.begin()
@@ -80,31 +111,38 @@ class PlannedExecution:
         self._num_tried += 1
         return batch
 
+    def _look_on(self) -> None:
+        """Adds up what the batches of the chosen way take, window by window."""
+        if self._watch is None or (self._clock.is_measuring and self._clock.num_batches < self._watch.window):
+            return
+        seconds = self._clock.end(self._watch.window, waits=False)
+        if seconds is not None:
+            self._watch.add(seconds)
+        self._clock.begin(waits=False)
+
     def _next_by(self, way: int) -> Batch:
         """The next batch by a way; by the first one, where this one turns out to be none."""
         try:
             batch: Batch = next(self._go(way))
         except (MemoryError, torch.OutOfMemoryError) as error:
-            if way == 0 or self.plan.chosen is not None:
+            if way == 0:
                 raise
-            self._refuse(way, error)
-            batch = next(self._go(0))
-        self._position += 1
-        return batch
+            told = _first_line(error)
+        else:
+            self._position += 1
+            return batch
+        self._refuse(way, told)  # not while the error is handled, which holds what the way has taken
+        return self._next_by(0)
 
     def _go(self, way: int) -> Pipeline:
         if way in self.plan.trial.refused:
             way = 0
         if way != self._current:
             self._leave()
-            if way not in self._loaders:
-                try:
-                    self._loaders[way] = self._make(self.plan.ways[way])
-                except (MemoryError, RuntimeError, ValueError) as error:  # out of memory, above all
-                    if way == 0:
-                        raise
-                    self._refuse(way, error)
-                    return self._go(0)
+            why_not = None if way in self._loaders else self._add_loader(way)
+            if why_not is not None:
+                self._refuse(way, why_not)
+                return self._go(0)
             self._current = way
         self._threads.use(self.plan.ways[way].compute_threads)
         pipeline = self._pipeline
@@ -113,8 +151,18 @@ class PlannedExecution:
         self._begins = False
         return pipeline
 
-    def _refuse(self, way: int, error: BaseException) -> None:
-        self.plan.trial.refuse(way, (str(error) or repr(error)).splitlines()[0])
+    def _add_loader(self, way: int) -> str | None:
+        """Makes the loader of a way. Why there is none, where it cannot be made: out of memory, above all."""
+        try:
+            self._loaders[way] = self._make(self.plan.ways[way])
+        except (MemoryError, RuntimeError, ValueError) as error:
+            if way == 0:
+                raise
+            return _first_line(error)
+        return None
+
+    def _refuse(self, way: int, reason: str) -> None:
+        self.plan.refuse(way, reason)
         self._leave()
         if way in self._loaders:
             self._loaders.pop(way).close()
@@ -122,6 +170,9 @@ class PlannedExecution:
     def _settle(self) -> None:
         """Chooses a way, and gives back what the others have."""
         self.plan.choose()
+        self._clock.forget()
+        if self._watch is not None:
+            self.plan.begin_watch(self._watch)
         if self._current != self.plan.chosen:
             self._leave()
         self._drop_others()
@@ -132,6 +183,8 @@ class PlannedExecution:
 
     def _break_off(self) -> None:
         """Has the turn begin anew: its batches do not follow each other."""
+        if self.plan.chosen is not None:
+            return
         self._clock.forget()
         self._num_tried -= self._num_tried % self.plan.trial.turn
 
@@ -157,22 +210,45 @@ class PlannedExecution:
 
     def close(self) -> None:
         """Ends the threads of all ways, and gives torch back those that it had. Idempotent; `at` begins again."""
+        self._is_closed = True
         self._leave()
         for loader in self._loaders.values():
             loader.close()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"plan": self.plan.to_json(), "num_tried": self._num_tried}
+        watch = {} if self._watch is None else {"watch": self._watch.state_dict()}
+        return {"plan": self.plan.to_json(), "num_tried": self._num_tried, **watch}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def read_state(self, state: Mapping[str, Any]) -> PlannedState:
+        """What `load_state` takes; ValueError, in one line, for what is no state. Nothing changes."""
+        if not isinstance(state, Mapping) or "plan" not in state:
+            raise ValueError(f"this is no state of a plan: {state!r:.200}")
+        num_tried = state.get("num_tried")
+        if isinstance(num_tried, bool) or not isinstance(num_tried, int) or num_tried < 0:
+            raise ValueError(f"this is no state of a plan: num_tried is {num_tried!r}")
+        watch = state.get("watch")  # states of older versions have none
+        return PlannedState(
+            ExecutionPlan.from_json(state["plan"]), num_tried, None if watch is None else DriftWatch.from_state(watch)
+        )
+
+    def load_state(self, state: PlannedState) -> None:
         """Goes on with a plan as it was; one of other hardware is left aside, and this one is tried from there."""
-        plan = ExecutionPlan.from_json(state["plan"])
+        if self._watch is None:  # the user's word, or there is but one way
+            return
+        plan = state.plan
         self._leave()
         self._clock.forget()
         self._num_tried = 0
         if plan.made_for == self.plan.made_for and plan.ways == self.plan.ways:
             self.plan.take_results(plan)  # memory that ways take is that of here and now
-            self._num_tried = int(state["num_tried"])
-            self._num_tried -= self._num_tried % plan.trial.turn
+            self._num_tried = state.num_tried - state.num_tried % plan.trial.turn
+            if state.watch is None:
+                self.plan.begin_watch(self._watch)
+            else:
+                self._watch = state.watch
         if self.plan.chosen is not None:
             self._drop_others()
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or repr(error)).splitlines()[0]

@@ -1,6 +1,7 @@
 """Planning: what runs where, from what this machine can do and what was measured. `execution` plans one process."""
 
 from gnnsys.planning.execution.compute_threads import ComputeThreads
+from gnnsys.planning.execution.drift import Drift, DriftWatch
 from gnnsys.planning.execution.plan import ExecutionPlan
 from gnnsys.planning.execution.propose import BatchLoad, Memory, is_given, propose_places, propose_splits
 from gnnsys.planning.execution.rates import Rates, measure_rates
@@ -15,6 +16,8 @@ __all__ = [
     "PINNED",
     "BatchLoad",
     "ComputeThreads",
+    "Drift",
+    "DriftWatch",
     "ExecutionPlan",
     "Memory",
     "Rates",
