@@ -156,10 +156,10 @@ class ExecutionPlan:
             plan.trial.seconds = seconds
             plan.trial.refused = {plan._number(way): str(reason) for way, reason in value["refused"].items()}
             plan.drifts = [Drift.from_json(drift) for drift in value.get("drifts", ())]  # older plans have none
-            if 0 in plan.trial.refused or not all(drift.way < len(ways) for drift in plan.drifts):
-                raise ValueError(
-                    "this is no plan: it refuses what is done without one, or a way has drifted that is none"
-                )
+            for drift in plan.drifts:
+                plan._number(drift.way)
+            if 0 in plan.trial.refused:
+                raise ValueError("this is no plan: it refuses what is done without one")
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"this is no plan: {error!r}") from error
         return plan
