@@ -20,17 +20,16 @@ from gnnsys.loader.node_inputs import NodeInputs
 from gnnsys.loader.options import PipelineOptions
 from gnnsys.loader.padding import Padding, PadSizes, as_pad_sizes
 from gnnsys.loader.planned import GraphPlaces
+from gnnsys.loader.planned_execution import options_given, other_ways
 from gnnsys.loader.reserved import node_names
 from gnnsys.loader.row_cache import fill_caches
 from gnnsys.loader.sample_stages import SampleFunction, check_node_sampler, make_sample_stage
 from gnnsys.loader.sampling_options import DrawOptions, check_can_pad, check_typed
 from gnnsys.loader.schedule import Schedule
 from gnnsys.pipeline import Stage
-from gnnsys.planning import ExecutionPlan, Way
+from gnnsys.planning import ExecutionPlan
 from gnnsys.sampling import DistGraph, EdgeFilter, NeighborSampler, Sampler, batch_visits
 from gnnsys.seeds import InputIds, InputNodes
-
-_OF_THIS_ONE = ("self", "graph", "execution", "__class__")  # arguments that a loader which goes another way has not
 
 
 class NeighborLoader(Loader):
@@ -96,7 +95,7 @@ class NeighborLoader(Loader):
         pad: bool | PadSizes = False,
         execution: str | ExecutionPlan | None = None,
     ) -> None:
-        given = {name: value for name, value in locals().items() if name not in _OF_THIS_ONE}
+        given = options_given(locals())
         check_ours(graph)
         if execution is not None and pad:
             raise ValueError("sizes that batches are padded to are found by one way: leave execution or pad away")
@@ -170,19 +169,9 @@ class NeighborLoader(Loader):
         if guide is not None:
             guide.watch(self._fetch.counts, self._identity.state)
         if execution is not None:
-            in_order = transform is not None or bool(stages)
-            make = _other_ways(GraphPlaces(graph, target, visits), given)
+            in_order = transform is not None or bool(stages) or guide is not None
+            make = other_ways(NeighborLoader, GraphPlaces(graph, target, visits), given)
             self._plan_execution(execution, make, visits, is_told_threads=num_threads is not None, is_in_order=in_order)
-
-
-def _other_ways(places: GraphPlaces, given: dict[str, Any]) -> Callable[[Way], NeighborLoader]:
-    """What makes a loader of the same batches that goes another way."""
-
-    def make(way: Way) -> NeighborLoader:
-        options = given if way.loading_threads is None else {**given, "num_threads": way.loading_threads}
-        return NeighborLoader(places.place(way), **options)
-
-    return make
 
 
 class _Visits:

@@ -9,18 +9,38 @@ again from the next epoch on.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from gnnsys.loader.batch import Batch
+from gnnsys.loader.planned import GraphPlaces
 from gnnsys.observe import BatchTrace
 from gnnsys.pipeline import Pipeline, StageCounters
 from gnnsys.planning import ComputeThreads, DriftWatch, ExecutionPlan, TurnClock, Way
 from gnnsys.seeds import Leftover
 
+LoaderT = TypeVar("LoaderT")
 OpenPipeline = Callable[[int], Pipeline]
 """The pipeline of a way, whose next batch is the one at a position."""
+
+
+_OF_ONE_LOADER = ("self", "graph", "execution", "__class__")
+
+
+def options_given(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the arguments of a loader's `__init__`, its `locals()`, those that a loader which goes another way has too."""
+    return {name: value for name, value in arguments.items() if name not in _OF_ONE_LOADER}
+
+
+def other_ways(face: Callable[..., LoaderT], places: GraphPlaces, given: Mapping[str, Any]) -> Callable[[Way], LoaderT]:
+    """What makes a loader of the same batches that goes another way; `face` is the loader's class."""
+
+    def make(way: Way) -> LoaderT:
+        options = given if way.loading_threads is None else {**given, "num_threads": way.loading_threads}
+        return face(places.place(way), **options)
+
+    return make
 
 
 class WayLoader(NamedTuple):
