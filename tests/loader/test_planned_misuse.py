@@ -1,5 +1,7 @@
 """Plans under a user's hands: errors in the loop, loaders that are closed or shared, states that are damaged."""
 
+import os
+import signal
 from itertools import islice
 
 import pytest
@@ -224,4 +226,18 @@ def test_an_epoch_that_is_shorter_than_a_turn_is_tried_over_several(monkeypatch)
     clock, loader = Clock(monkeypatch), with_ways(input_nodes=torch.arange(8 * 5))
     clock.epochs(loader, SECONDS, 30, until=lambda: loader.plan.chosen is not None)
     assert loader.plan.chosen == 1
+    loader.close()
+
+
+def test_a_forked_process_has_threads_of_its_own():
+    loader, expected = with_ways(), [tensors_of(batch) for batch in node_loader()]
+    epoch = iter(loader)
+    for _ in range(20):
+        next(epoch)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        os._exit(0 if are_same([tensors_of(next(epoch))], expected[20:21]) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert are_same([tensors_of(batch) for batch in epoch], expected[20:])
     loader.close()
