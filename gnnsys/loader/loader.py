@@ -19,7 +19,7 @@ from gnnsys.loader.identity import Identity, checksum
 from gnnsys.loader.layout import StageLayout, check_user_stages
 from gnnsys.loader.options import PipelineOptions
 from gnnsys.loader.planned import AUTO, Visits, check_made_for, hardware, make_plan
-from gnnsys.loader.planned_execution import PlannedExecution, WayLoader
+from gnnsys.loader.planned_execution import PlannedExecution, WayLoader, check_room
 from gnnsys.loader.reserved import check_names_free
 from gnnsys.loader.row_cache import keeper_of
 from gnnsys.loader.sampled import Compact, Inputs, Sampled
@@ -155,6 +155,7 @@ class Loader:
                     lambda position: cast(Loader, me())._pipeline_at(position), lambda: None, lambda leftover: None,
                     lambda: [] if trace is None else trace.records(),
                 )  # fmt: skip
+            check_room(way, target)
             loader = make(way)
 
             def take_over(leftover: Leftover | None) -> None:
@@ -166,7 +167,9 @@ class Loader:
                 take_over(own._schedule.leftover)
             return WayLoader(loader._pipeline_at, loader.close, take_over, loader.trace)
 
-        self._execution = PlannedExecution(plan, loader_of, target)
+        state, cut = self._identity.state(), self._schedule
+        alike = (type(self).__name__, state["graph"], repr(state["sampling"]), cut.batch_size, cut.shuffle, cut.seed)
+        self._execution = PlannedExecution(plan, loader_of, target, f"{checksum(*alike):08x}")
 
     @property
     def plan(self) -> ExecutionPlan | None:

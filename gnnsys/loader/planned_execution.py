@@ -15,10 +15,12 @@ import torch
 
 from gnnsys.loader.batch import Batch
 from gnnsys.loader.planned import GraphPlaces
+from gnnsys.loader.rank_choice import RankChoice, numbered
 from gnnsys.observe import BatchTrace
 from gnnsys.pipeline import Pipeline, StageCounters
 from gnnsys.planning import ComputeThreads, DriftWatch, ExecutionPlan, TurnClock, Way
 from gnnsys.seeds import Leftover
+from gnnsys.store import MemoryBudget
 
 LoaderT = TypeVar("LoaderT")
 OpenPipeline = Callable[[int], Pipeline]
@@ -41,6 +43,18 @@ def other_ways(face: Callable[..., LoaderT], places: GraphPlaces, given: Mapping
         return face(places.place(way), **options)
 
     return make
+
+
+def check_room(way: Way, device: torch.device | None) -> None:
+    """MemoryError where a device has no room any more for what a way takes: training has gone on since it was planned.
+
+    Asked before anything is taken, so that what has no room is not found out by the user's own model.
+    """
+    if device is None or not way.device_bytes:
+        return
+    left = MemoryBudget.of(device).left()
+    if way.device_bytes > left:
+        raise MemoryError(f"it takes {way.device_bytes:,} bytes of the device, and {left:,} are left now")
 
 
 class WayLoader(NamedTuple):
@@ -66,13 +80,18 @@ class PlannedState(NamedTuple):
 
 class PlannedExecution:
     """Carries out a plan. `make` makes a way's loader; `device` is where batches arrive, None for the host.
+    `label` is what a loader has in common with those of other ranks.
 
     A trial counts the batches that were given out. A turn that is broken off begins anew. A way that was chosen
     beforehand is the user's word, and stays whatever its batches take.
     """
 
-    def __init__(self, plan: ExecutionPlan, make: Callable[[Way], WayLoader], device: torch.device | None) -> None:
+    def __init__(
+        self, plan: ExecutionPlan, make: Callable[[Way], WayLoader], device: torch.device | None, label: str = ""
+    ) -> None:
         self.plan, self._make = plan, make
+        self._name = numbered(label)
+        self._ranks: RankChoice | None = None
         self._num_tried = 0
         self._loaders: dict[int, WayLoader] = {}
         self._current: int | None = None
@@ -93,10 +112,12 @@ class PlannedExecution:
         if position != self._position:
             self._break_off()
         self._clock.skip()
+        self._agree()
         if self._watch is not None and self.plan.chosen is not None and self.plan.num_possible > 1:
             drifted = self._watch.look()
             if drifted is not None:
                 self.plan.try_again(epoch, *drifted)
+                self._stop_asking()
                 self._clock.forget()
                 self._num_tried = 0
         self._position, self._begins, self._is_closed = position, True, False
@@ -193,9 +214,27 @@ class PlannedExecution:
         self._clock.forget()
         if self._watch is not None:
             self.plan.begin_watch(self._watch)
+        drifts = self.plan.drifts
+        trial = f"{self._name}/{len(drifts)}/{drifts[-1].epoch if drifts else 0}"
+        self._ranks = RankChoice.of_process_group(trial, self.plan.to_json())
         if self._current != self.plan.chosen:
             self._leave()
         self._drop_others()
+
+    def _agree(self) -> None:
+        """Goes the way that is best for all ranks, once all have measured."""
+        told = None if self._ranks is None or self.plan.chosen is None else self._ranks.look()
+        if told is None or not self.plan.choose_together(told):
+            return
+        self._leave()
+        self._drop_others()
+        if self._watch is not None:
+            self.plan.begin_watch(self._watch)
+
+    def _stop_asking(self) -> None:
+        if self._ranks is not None:
+            self._ranks.close()
+            self._ranks = None
 
     def _drop_others(self) -> None:
         for way in [way for way in self._loaders if way != self.plan.chosen]:
@@ -256,6 +295,7 @@ class PlannedExecution:
         if self._watch is None:  # the user's word, or there is but one way
             return
         plan = state.plan
+        self._stop_asking()
         self._leave()
         self._clock.forget()
         self._num_tried = 0

@@ -8,6 +8,7 @@ import torch
 import gnnsys
 from gnnsys.graph import NODE, sbm
 from gnnsys.planning import ExecutionPlan
+from gnnsys.planning.execution import turn_clock
 from gnnsys.planning.execution.way import CACHED, DEVICE, GIVEN, PINNED
 from gnnsys.sampling import ClusterSampler, cluster
 from gnnsys.store import MemoryBudget
@@ -97,6 +98,33 @@ def test_a_plan_of_another_device_is_refused():
     plan.made_for["device"] = "NVIDIA K80"
     with pytest.raises(ValueError, match="another device: 'NVIDIA K80'"):
         _loader(execution=plan)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 4])
+def test_ranks_that_share_a_device_share_its_memory(monkeypatch, num_ranks):
+    sharing = -(-num_ranks // torch.cuda.device_count())
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(num_ranks))
+    rows = GRAPH.node_data[NODE]["x"].nbytes
+    with limited("cuda", 3 * rows // 2):
+        ways = _loader(execution="auto").plan.ways
+        taken = [way.device_bytes for way in ways]
+        assert max(taken) > 0 and sharing * 2 * max(taken) <= 3 * rows // 2, ways
+
+
+def test_a_chosen_way_is_watched_without_waiting_for_the_device(monkeypatch):
+    loader = _loader(execution="auto")
+    for _ in loader:
+        pass
+    assert loader.plan.chosen is not None
+    monkeypatch.setattr(turn_clock.torch.cuda, "synchronize", _not_now)
+    for _ in loader:
+        pass
+    monkeypatch.undo()
+    assert len(loader._execution._watch._windows) > 0
+
+
+def _not_now(device=None):
+    raise AssertionError("a device was waited for")
 
 
 # Links and subgraphs

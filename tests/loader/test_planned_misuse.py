@@ -7,8 +7,10 @@ from itertools import islice
 import pytest
 import torch
 
+from gnnsys.loader.planned_execution import check_room
 from gnnsys.pipeline import Pipeline
-from gnnsys.planning import ExecutionPlan, Way
+from gnnsys.planning import CACHED, ExecutionPlan, Way
+from gnnsys.store import MemoryBudget, limited
 from tests.loader.planned_ways import WAYS, Clock, are_same, node_loader, tensors_of, with_ways
 
 SECONDS = {0: 3.0, 1: 1.0, 2: 2.0}
@@ -241,3 +243,23 @@ def test_a_forked_process_has_threads_of_its_own():
     assert os.waitpid(child, 0)[1] == 0
     assert are_same([tensors_of(batch) for batch in epoch], expected[20:])
     loader.close()
+
+
+def test_a_way_for_which_a_device_has_no_room_any_more_is_not_begun():
+    way, device = Way(place=CACHED, device_bytes=1000), torch.device("cpu")
+    budget = MemoryBudget.of(device)
+    taken = sum(use.bytes for use in budget.uses())
+    with limited(device, taken + 1001):
+        with budget.promise(1, "a model"):
+            check_room(way, device)
+        with budget.promise(601, "a model"), pytest.raises(MemoryError, match="1,000 bytes of the device, and 400 are"):
+            check_room(way, device)
+
+
+@pytest.mark.parametrize(("num_ranks", "cores"), [("1", 8), ("2", 4), ("8", 1)])
+def test_ranks_of_a_machine_share_its_cores(monkeypatch, num_ranks, cores):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", num_ranks)
+    monkeypatch.setattr("gnnsys.loader.planned.num_usable_cores", lambda: 8)
+    ways = node_loader(execution="auto").plan.ways[1:]
+    assert all(way.loading_threads + way.compute_threads == cores for way in ways)
+    assert ways or cores == 1

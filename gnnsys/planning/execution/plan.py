@@ -50,18 +50,40 @@ class ExecutionPlan:
 
     def choose(self) -> Way:
         """Ends the trial."""
-        self.chosen = self.trial.best()
-        times = {way: median for way in range(len(self.ways)) if (median := self.trial.median(way)) is not None}
-        if not times:
-            self.reason = "nothing was measured"
-        elif self.chosen == 0 and len(times) > 1:
-            others = min(seconds for way, seconds in times.items() if way != 0)
-            self.reason = f"no other way is faster: the best of them takes {others / times[0]:.2f} of its time"
-        elif self.chosen == 0:
-            self.reason = "no other way can be gone"
-        else:
-            self.reason = f"{times[0] / times[self.chosen]:.2f} times as fast as without a plan"
+        self.chosen, self.reason = self._best(self.trial)
         return self.ways[self.chosen]
+
+    def _best(self, trial: WayTrial) -> tuple[int, str]:
+        """A way and the reason."""
+        best = trial.best()
+        times = {way: median for way in range(len(self.ways)) if (median := trial.median(way)) is not None}
+        if not times:
+            return best, "nothing was measured"
+        if 0 not in times:
+            return best, "it was not measured, and there is nothing to compare others with"
+        if best != 0:
+            return best, f"{times[0] / times[best]:.2f} times as fast as without a plan"
+        if len(times) == 1:
+            return best, "no other way can be gone"
+        others = min(seconds for way, seconds in times.items() if way != 0)
+        return best, f"no other way is faster: the best of them takes {others / times[0]:.2f} of its time"
+
+    def choose_together(self, told: Sequence[Mapping[str, Any]]) -> bool:
+        """Chooses by what all ranks have measured, each as its plan's `to_json` says it; the same on all of them.
+
+        Whether it is another way than before. Ranks that have other ways, or on which others cannot be gone, keep what
+        they have chosen for themselves.
+        """
+        try:
+            plans = [ExecutionPlan.from_json(one) for one in told]
+        except ValueError:  # of another version, say
+            return False
+        if any(plan.ways != self.ways or plan.trial.refused.keys() != self.trial.refused.keys() for plan in plans):
+            return False
+        before = self.chosen
+        self.chosen, reason = self._best(WayTrial.slowest([plan.trial for plan in plans]))
+        self.reason = f"{reason}, by the slowest of {len(plans)} ranks"
+        return self.chosen != before
 
     @property
     def num_possible(self) -> int:
