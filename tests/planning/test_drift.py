@@ -19,6 +19,13 @@ def _begun(seconds: float = 1.0, **options) -> DriftWatch:
 
 @pytest.mark.parametrize(("found", "drifts"), [(1.24, False), (1.26, True), (0.81, False), (0.79, True)])
 def test_a_quarter_is_drift_slower_or_faster(found, drifts):
+    watch = _begun()
+    assert _looks(watch, 1.0) is None
+    assert _looks(watch, found) == ((1.0, found) if drifts else None)
+
+
+@pytest.mark.parametrize(("found", "drifts"), [(1.24, False), (1.26, True), (0.65, False), (0.63, True)])
+def test_turns_may_be_longer_than_windows_as_they_wait_for_the_device(found, drifts):
     assert _looks(_begun(), found) == ((1.0, found) if drifts else None)
 
 

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 _WINDOW = 64  # batches
 _DRIFT = 1.25  # how many times what is expected, or how many times less
+_FASTER_THAN_TURNS = 1.25**2  # the same, where turns were measured: they wait for the device, and windows do not
 _FEWEST = 5  # windows that are looked at together
 _SECONDS = 10.0  # that they take, at least: what passes by sooner is noise
 _MOST_WINDOWS = 1024
@@ -114,7 +115,7 @@ class DriftWatch:
         if self.low is not None and self.high is not None:
             if found > _DRIFT * self.high:
                 return self.high, found
-            if _DRIFT * found < self.low:
+            if (_DRIFT if self.is_usual else _FASTER_THAN_TURNS) * found < self.low:
                 return self.low, found
         if not self.is_usual:
             self.low, self.high, self.is_usual = found, found, True
