@@ -203,7 +203,10 @@ class PlannedExecution:
         return None
 
     def _refuse(self, way: int, reason: str) -> None:
+        was_chosen = way == self.plan.chosen
         self.plan.refuse(way, reason)
+        if was_chosen:
+            self._begin_watch()
         self._leave()
         if way in self._loaders:
             self._loaders.pop(way).close()
@@ -211,9 +214,7 @@ class PlannedExecution:
     def _settle(self) -> None:
         """Chooses a way, and gives back what the others have."""
         self.plan.choose()
-        self._clock.forget()
-        if self._watch is not None:
-            self.plan.begin_watch(self._watch)
+        self._begin_watch()
         drifts = self.plan.drifts
         trial = f"{self._name}/{len(drifts)}/{drifts[-1].epoch if drifts else 0}"
         self._ranks = RankChoice.of_process_group(trial, self.plan.to_json())
@@ -226,8 +227,13 @@ class PlannedExecution:
         told = None if self._ranks is None or self.plan.chosen is None else self._ranks.look()
         if told is None or not self.plan.choose_together(told):
             return
+        self._begin_watch()
         self._leave()
         self._drop_others()
+
+    def _begin_watch(self) -> None:
+        """Another way is gone from here on."""
+        self._clock.forget()
         if self._watch is not None:
             self.plan.begin_watch(self._watch)
 
@@ -306,6 +312,8 @@ class PlannedExecution:
                 self.plan.begin_watch(self._watch)
             else:
                 self._watch = state.watch
+        elif self.plan.chosen is None:
+            self.plan.trial.seconds.clear()
         if self.plan.chosen is not None:
             self._drop_others()
 

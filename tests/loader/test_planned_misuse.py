@@ -263,3 +263,14 @@ def test_ranks_of_a_machine_share_its_cores(monkeypatch, num_ranks, cores):
     ways = node_loader(execution="auto").plan.ways[1:]
     assert all(way.loading_threads + way.compute_threads == cores for way in ways)
     assert ways or cores == 1
+
+
+def test_a_state_of_other_ways_has_the_trial_begin_anew(monkeypatch):
+    clock, loader = Clock(monkeypatch), with_ways()
+    for _ in islice(loader, 60):
+        clock.train(loader, SECONDS)
+    other = with_ways([Way(), Way(loading_threads=3)])
+    loader.load_state_dict(other.state_dict())
+    clock.epochs(loader, SECONDS, 1)
+    assert loader.plan.chosen == 1 and all(len(turns) == 3 for turns in loader.plan.trial.seconds.values())
+    loader.close()

@@ -145,7 +145,7 @@ class ExecutionPlan:
         if self.chosen is None:
             done = sum(map(len, self.trial.seconds.values()))
             return f"trying: {done} of {len(self.ways) * self.trial.rounds} turns were measured"
-        return f"chosen: {self.ways[self.chosen].name}, {self.reason}"
+        return f"chosen: {self.ways[self.chosen].name}, {self.reason or 'as the plan was given'}"
 
     def to_json(self) -> dict[str, Any]:
         """What `from_json` takes, and what was measured."""
