@@ -2,6 +2,7 @@
 
 from gnnsys.comm.address import agree_on_address, endpoint, interface_of, is_loopback, resolve
 from gnnsys.comm.arrays import CODE_OF, DTYPE_OF, DTYPES, FRAME_BYTES, INLINE_BELOW, export_array
+from gnnsys.comm.bounded_store import BoundedStore
 from gnnsys.comm.child_lifetime import close_in_forks, end_with_parent
 from gnnsys.comm.client import Client
 from gnnsys.comm.client_quotas import ClientQuotas
@@ -48,6 +49,7 @@ __all__ = [
     "INLINE_BELOW",
     "Accounts",
     "BatchLoop",
+    "BoundedStore",
     "Client",
     "ClientQuotas",
     "Closed",

@@ -14,14 +14,18 @@ from gnnsys.loader.batch_memory import NumNeighbors
 from gnnsys.loader.device_copy import resolve, sampled_on
 from gnnsys.loader.fetch import Names
 from gnnsys.loader.given_links import InputLinks, resolve_inputs, resolve_reverse, resolve_typed_links
+from gnnsys.loader.hard_negatives import ScoredNegatives
 from gnnsys.loader.identity import Identity
 from gnnsys.loader.link_inputs import check_labels, give_weights, make_seeder
 from gnnsys.loader.link_seeds import LinkSeeder
+from gnnsys.loader.link_visits import LinkVisits, SampledVisits
 from gnnsys.loader.links import EdgeInputs, Exclusion, LinkReader, Links
 from gnnsys.loader.loader import Loader
 from gnnsys.loader.loader_guide import LoaderGuide, check_guide
 from gnnsys.loader.negatives import NegativeSampling, negative_stream
 from gnnsys.loader.options import PipelineOptions
+from gnnsys.loader.planned import GraphPlaces, Visits
+from gnnsys.loader.planned_execution import options_given, other_ways
 from gnnsys.loader.reserved import link_names
 from gnnsys.loader.sample_stages import on_device
 from gnnsys.loader.sampled import Sampled
@@ -30,7 +34,8 @@ from gnnsys.loader.schedule import Schedule, Ticket
 from gnnsys.loader.subgraph import shape_subgraph
 from gnnsys.loader.typed_links import SampleTypedLinks, typed_link_names, typed_schedule
 from gnnsys.pipeline import Stage
-from gnnsys.sampling import AnyGraph, EdgeFilter, SampleKey, Sampler, check_reverse_mask
+from gnnsys.planning import ExecutionPlan
+from gnnsys.sampling import AnyGraph, EdgeFilter, NeighborSampler, SampleKey, Sampler, check_reverse_mask
 from gnnsys.seeds import Ranks
 
 _MOST_ENDS = 1 << 16  # that are looked up to see whom samples are for
@@ -60,6 +65,9 @@ class LinkNeighborLoader(Loader):
     `sampler`: any `gnnsys.sampling.Sampler` that can exclude edges, instead of `num_neighbors` and the options that say
     how to draw. `guide`: a `gnnsys.explain.Guide`, which explains the model that makes rows of nodes
     (docs/explanation.md).
+
+    `execution="auto"` tries where the graph is best kept and how many cores should load, as `NeighborLoader` does:
+    docs/planning.md.
 
     >>> loader = LinkNeighborLoader(graph, [10, 5], edge_label_index=train_links, neg_sampling="binary", batch_size=512)
     >>> for batch in loader:
@@ -102,7 +110,9 @@ class LinkNeighborLoader(Loader):
         pipeline: PipelineOptions | None = None,
         device: torch.device | str | None = None,
         across_epochs: bool = True,
+        execution: str | ExecutionPlan | None = None,
     ) -> None:
+        given = options_given(locals())
         check_ours(graph)
         draws = DrawOptions(
             replace=replace, subgraph_type=subgraph_type, disjoint=disjoint, temporal_strategy=temporal_strategy,
@@ -155,15 +165,18 @@ class LinkNeighborLoader(Loader):
                 "neg_sampling": [of.seeder.told_negatives for of in links.values()],
                 **_told_names(edge_label_weight),
             }
+            sample_typed = SampleTypedLinks(graph, by, subgraph_type, links, seed, where)
             super().__init__(
                 graph,
                 several,
-                SampleTypedLinks(graph, by, subgraph_type, links, seed, where),
+                sample_typed,
                 ranks=Ranks(graph, None, None),
                 identity=Identity(graph, [rows for of in links.values() for rows in of.told], options),
                 own_names=(*typed_link_names(links), *by.gives),
                 **rest,
             )
+            foreseen = SampledVisits(graph, sample_typed, several) if sampler is None and len(several) else None
+            self._plan_links(execution, foreseen, given, [of.negatives for of in links.values()])
             return
         if one_type_per_batch:
             raise ValueError(
@@ -235,6 +248,38 @@ class LinkNeighborLoader(Loader):
         )
         if guide is not None:
             guide.watch(self._fetch.counts, self._identity.state)
+        visits = None
+        if sampler is None and num_neighbors is not None and len(schedule):
+            assert isinstance(chosen, NeighborSampler)
+            visits = LinkVisits(
+                graph, sample, schedule, sampler=chosen, num_neighbors=num_neighbors, inputs=inputs, seeder=seeder
+            )
+        self._plan_links(execution, visits, given, [negatives])
+
+    def _plan_links(
+        self,
+        execution: str | ExecutionPlan | None,
+        visits: Visits | None,
+        given: Mapping[str, Any],
+        negatives: Sequence[NegativeSampling | None],
+    ) -> None:
+        if execution is None:
+            return
+        target = None if self._device.type == "cpu" else self._device
+        own = given["transform"] is not None or given["stages"] or given["guide"] is not None
+        self._plan_execution(
+            execution,
+            other_ways(LinkNeighborLoader, GraphPlaces(self.graph, target, visits), given),
+            visits,
+            is_told_threads=given["num_threads"] is not None,
+            is_in_order=bool(own) or any(map(_calls_the_user, negatives)),
+        )
+
+
+def _calls_the_user(negatives: NegativeSampling | None) -> bool:
+    """Whether negatives are scored by a function of the user's: what it knows may change from batch to batch."""
+    kind = None if negatives is None else negatives.kind
+    return isinstance(kind, ScoredNegatives) or isinstance(getattr(kind, "of", None), ScoredNegatives)
 
 
 def _told_names(weights: Any) -> dict[str, Any]:

@@ -14,21 +14,14 @@ from gnnsys.loader.batch import Batch
 from gnnsys.loader.default_threads import LoadingWork, SumThreads, default_fetch_threads, default_num_threads
 from gnnsys.loader.device_copy import DeviceCopy, resolve, sampled_on
 from gnnsys.loader.fetch import Fetch, Names
+from gnnsys.loader.first_batch import FirstBatch
 from gnnsys.loader.first_sums import FirstSums
 from gnnsys.loader.identity import NAME as MADE_OF
 from gnnsys.loader.identity import Identity, checksum
 from gnnsys.loader.layout import StageLayout, check_user_stages
 from gnnsys.loader.options import PipelineOptions
-from gnnsys.loader.planned import (
-    AUTO,
-    FirstBatch,
-    PlannedExecution,
-    Visits,
-    WayLoader,
-    check_made_for,
-    hardware,
-    make_plan,
-)
+from gnnsys.loader.planned import AUTO, Visits, check_made_for, hardware, make_plan
+from gnnsys.loader.planned_execution import PlannedExecution, WayLoader, check_room
 from gnnsys.loader.reserved import check_names_free
 from gnnsys.loader.row_cache import keeper_of
 from gnnsys.loader.sampled import Compact, Inputs, Sampled
@@ -139,7 +132,7 @@ class Loader:
 
     def _plan_execution(
         self, execution: str | ExecutionPlan, make: Callable[[Way], Loader], visits: Visits | None, *,
-        is_told_threads: bool, is_in_order: bool, sums: FirstBatch | str,
+        is_told_threads: bool, is_in_order: bool, sums: FirstBatch | str = "loaders of nodes alone make them",
     ) -> None:  # fmt: skip
         """Has batches made by a plan, or by the best that is possible. `make` makes a loader that goes another way."""
         target = None if self._device.type == "cpu" else self._device
@@ -149,7 +142,7 @@ class Loader:
             check_made_for(execution, made_for)
             if isinstance(sums, str) and any(any(way.sums) for way in execution.ways):
                 raise ValueError(f"this plan makes sums of the first layer ahead, and here {sums}")
-            plan = execution
+            plan = execution.copy()  # two loaders must not write into one
         elif execution == AUTO:
             plan = make_plan(
                 self.graph, target, visits, made_for, num_threads=self.num_threads, is_told_threads=is_told_threads,
@@ -167,6 +160,7 @@ class Loader:
                     lambda position: cast(Loader, me())._pipeline_at(position), lambda: None, lambda leftover: None,
                     lambda: [] if trace is None else trace.records(),
                 )  # fmt: skip
+            check_room(way, target)
             loader = make(way)
 
             def take_over(leftover: Leftover | None) -> None:
@@ -178,7 +172,9 @@ class Loader:
                 take_over(own._schedule.leftover)
             return WayLoader(loader._pipeline_at, loader.close, take_over, loader.trace)
 
-        self._execution = PlannedExecution(plan, loader_of, target)
+        state, cut = self._identity.state(), self._schedule
+        alike = (type(self).__name__, state["graph"], repr(state["sampling"]), cut.batch_size, cut.shuffle, cut.seed)
+        self._execution = PlannedExecution(plan, loader_of, target, f"{checksum(*alike):08x}")
 
     @property
     def plan(self) -> ExecutionPlan | None:
@@ -250,7 +246,7 @@ class Loader:
             return iter(())
         self._ending = None
         at, planned = self._position, self._execution
-        return self._epoch(self._iteration, self._pipeline_at(at) if planned is None else planned.at(at))
+        return self._epoch(self._iteration, self._pipeline_at(at) if planned is None else planned.at(at, self.epoch))
 
     def _epoch(self, iteration: int, pipeline: Iterator[Batch]) -> Iterator[Batch]:
         epoch, end = self.epoch, self._schedule.first(self.epoch + 1)
@@ -340,9 +336,12 @@ class Loader:
                 raise ValueError(f"this state is of a loader with {name}={state.get(name)}, here it is {ours}")
         self._identity.check(state)
         ticket, leftover = Ticket(int(state["epoch"]), int(state["batch"])), self._ranks.leftover_of(state)
+        execution, planned = self._execution, None
+        if execution is not None and "execution" in state:
+            planned = execution.read_state(state["execution"])
         self._load_sampler([state], ticket)
-        if self._execution is not None and "execution" in state:
-            self._execution.load_state_dict(state["execution"])
+        if execution is not None and planned is not None:
+            execution.load_state(planned)
         self._go_to(ticket, leftover)
 
     def load_state_dicts(self, states: Sequence[dict[str, Any]]) -> None:

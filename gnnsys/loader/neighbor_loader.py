@@ -13,32 +13,25 @@ from gnnsys.loader.batch import Batch
 from gnnsys.loader.batch_memory import NumNeighbors, promise_batches
 from gnnsys.loader.device_copy import resolve, sampled_on
 from gnnsys.loader.fetch import Names
-from gnnsys.loader.first_sums import FirstSums, SumTable, first_layer
+from gnnsys.loader.first_batch import FirstBatch, sums_for
+from gnnsys.loader.first_sums import FirstSums
 from gnnsys.loader.identity import Identity
 from gnnsys.loader.loader import Loader
 from gnnsys.loader.loader_guide import LoaderGuide, check_guide
 from gnnsys.loader.node_inputs import NodeInputs
 from gnnsys.loader.options import PipelineOptions
 from gnnsys.loader.padding import Padding, PadSizes, as_pad_sizes
-from gnnsys.loader.planned import FirstBatch, GraphPlaces, largest_rows
+from gnnsys.loader.planned import GraphPlaces
+from gnnsys.loader.planned_execution import options_given, other_ways
 from gnnsys.loader.reserved import node_names
 from gnnsys.loader.row_cache import fill_caches
-from gnnsys.loader.sample_stages import SampleFunction, SampleStage, check_node_sampler, make_sample_stage
-from gnnsys.loader.sampled import Sampled
+from gnnsys.loader.sample_stages import SampleFunction, check_node_sampler, make_sample_stage
 from gnnsys.loader.sampling_options import DrawOptions, check_can_pad, check_typed
 from gnnsys.loader.schedule import Schedule
 from gnnsys.pipeline import Stage
 from gnnsys.planning import ExecutionPlan, Way
 from gnnsys.sampling import DistGraph, EdgeFilter, NeighborSampler, Sampler, batch_visits
 from gnnsys.seeds import InputIds, InputNodes
-
-_OF_THIS_ONE = (
-    "self",
-    "graph",
-    "execution",
-    "_way",
-    "__class__",
-)  # what a loader that goes another way has not
 
 
 class NeighborLoader(Loader):
@@ -107,7 +100,7 @@ class NeighborLoader(Loader):
         model: nn.Module | None = None,
         _way: Way | None = None,
     ) -> None:
-        given = {name: value for name, value in locals().items() if name not in _OF_THIS_ONE}
+        given = options_given(locals())
         check_ours(graph)
         if execution is not None and pad:
             raise ValueError("sizes that batches are padded to are found by one way: leave execution or pad away")
@@ -161,7 +154,7 @@ class NeighborLoader(Loader):
             sample, own_names = Padding(sample, schedule, sizes), (*own_names, "seed_mask")
         sums: FirstSums | str = "no plan asks for them"
         if execution is not None or (_way is not None and any(_way.sums)):
-            sums = _first_sums(graph, model, fetch, (True,) if _way is None else _way.sums, target is not None)
+            sums = sums_for(graph, model, fetch, (True,) if _way is None else _way.sums, target is not None)
         if _way is not None and isinstance(sums, str) and any(_way.sums):
             raise ValueError(f"sums of the first layer cannot be made: {sums}")
         ranks = inputs.ranks()
@@ -187,58 +180,16 @@ class NeighborLoader(Loader):
         if guide is not None:
             guide.watch(self._fetch.counts, self._identity.state)
         if execution is not None:
-            in_order = transform is not None or bool(stages)
-            make = _other_ways(GraphPlaces(graph, target, visits), given)
+            in_order = transform is not None or bool(stages) or guide is not None
+            make = other_ways(NeighborLoader, GraphPlaces(graph, target, visits), given)
             first: FirstBatch | str = sums if isinstance(sums, str) else "a sampler of your own draws"
             if not isinstance(sums, str) and is_ours and num_neighbors is not None:
                 on_host = draws.make_sampler(graph, num_neighbors, None)
                 drawn_there = make_sample_stage(graph, on_host, inputs, subgraph_type, seed, None)
-                first = FirstBatch(_FirstInputs(drawn_there, schedule), sums) if len(inputs) else "there are no seeds"
+                first = FirstBatch(drawn_there, schedule, sums) if len(inputs) else "there are no seeds"
             self._plan_execution(
                 execution, make, visits, is_told_threads=num_threads is not None, is_in_order=in_order, sums=first
             )
-
-
-def _other_ways(places: GraphPlaces, given: dict[str, Any]) -> Callable[[Way], NeighborLoader]:
-    """What makes a loader of the same batches that goes another way."""
-
-    def make(way: Way) -> NeighborLoader:
-        options = given if way.loading_threads is None else {**given, "num_threads": way.loading_threads}
-        return NeighborLoader(places.place(way), _way=way, **options)
-
-    return make
-
-
-def _first_sums(
-    graph: Graph | DistGraph, model: nn.Module | None, fetch: Names | None, pattern: Sequence[bool], pin: bool
-) -> FirstSums | str:
-    """What makes the first layer's sums, or why nobody does."""
-    layer = first_layer(model)
-    if isinstance(layer, str):
-        return layer
-    if not isinstance(graph, Graph) or not graph.is_homogeneous:
-        return "the graph is in parts, or of several types"
-    name = largest_rows(graph)
-    is_fetched = fetch is None or name in (fetch.get(graph.node_types[0], ()) if isinstance(fetch, Mapping) else fetch)
-    table = SumTable.of(graph, name) if name is not None and is_fetched else None
-    return (
-        "rows of nodes are not a table of floats in memory"
-        if table is None
-        else FirstSums(table, layer.reduce, pattern, pin)
-    )
-
-
-class _FirstInputs:
-    """Draws the first batch of a loader."""
-
-    def __init__(self, sample: SampleStage, schedule: Schedule) -> None:
-        self._sample, self._schedule = sample, schedule
-
-    def __call__(self) -> Sampled:
-        ticket = self._schedule.ticket(0)
-        sampled = self._sample(ticket, self._schedule.inputs(ticket))
-        sampled.position = 0
-        return sampled
 
 
 class _Visits:

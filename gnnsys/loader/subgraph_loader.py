@@ -18,11 +18,14 @@ from gnnsys.loader.fetch import Names
 from gnnsys.loader.identity import Identity, graph_identity
 from gnnsys.loader.loader import Loader
 from gnnsys.loader.options import PipelineOptions
+from gnnsys.loader.planned import GraphPlaces
+from gnnsys.loader.planned_execution import options_given, other_ways
 from gnnsys.loader.reserved import node_names
 from gnnsys.loader.sampled import Sampled
 from gnnsys.loader.schedule import Schedule, Ticket
 from gnnsys.partition import Placement
 from gnnsys.pipeline import Stage
+from gnnsys.planning import ExecutionPlan
 from gnnsys.sampling import DistGraph, Sample, SampleKey, SubgraphSampler
 from gnnsys.seeds import IdRange, InputIds, Ranks, Share, assign_shares, owners
 
@@ -34,7 +37,8 @@ class SubgraphLoader(Loader):
     `inputs` are numbers in [0, sampler.num_inputs). None: all of them on one rank; with several ranks this rank's
     share, of equal numbers of batches on every rank. Of clusters each rank gets those of its own part, and its batches
     then ask no other machine for anything. `batch.input_id` says which of the inputs a batch is made of.
-    Everything random is a function of (seed, epoch, batch). Further options: see `Loader`.
+    Everything random is a function of (seed, epoch, batch). Further options: see `Loader`. `execution="auto"` tries how
+    many cores should load on the host; a sampler is bound to its graph, which stays where it is (docs/planning.md).
 
     >>> sampler = gnnsys.sampling.ClusterSampler(graph, gnnsys.sampling.cluster(graph, 100))
     >>> for batch in SubgraphLoader(graph, sampler, batch_size=10, shuffle=True):
@@ -60,7 +64,9 @@ class SubgraphLoader(Loader):
         pipeline: PipelineOptions | None = None,
         device: torch.device | str | None = None,
         across_epochs: bool = True,
+        execution: str | ExecutionPlan | None = None,
     ) -> None:
+        given = options_given(locals())
         if not isinstance(sampler, SubgraphSampler):
             raise ValueError(
                 f"sampler must be a SubgraphSampler, such as ClusterSampler, got {type(sampler).__name__}: samplers of "
@@ -106,6 +112,10 @@ class SubgraphLoader(Loader):
             pipeline=pipeline,
             sampler=sampler,
         )
+        if execution is not None:
+            in_order = transform is not None or bool(stages)
+            make = other_ways(SubgraphLoader, GraphPlaces(graph, target, None), given)
+            self._plan_execution(execution, make, None, is_told_threads=num_threads is not None, is_in_order=in_order)
 
 
 class _SampleSubgraph:

@@ -7,6 +7,7 @@ depth.
 
 from __future__ import annotations
 
+import os
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -57,7 +58,7 @@ class Pipeline:
         self._inline = StageChain(inline, None, bool(groups), observer, scope)
         self._window = sum(group[-1].threads + group[-1].depth for group in groups)
         self._workers = Workers(groups, inline[0] if inline else None, observer, scope) if groups else None
-        self.is_closed = False
+        self._is_closed, self._pid = False, os.getpid()
         if self._workers is not None:
             weakref.finalize(self, self._workers.close)
             self._feed()
@@ -69,7 +70,8 @@ class Pipeline:
 
     def __next__(self) -> Any:
         if self.is_closed:
-            raise RuntimeError("this pipeline was closed, or ended by an error: make a new one")
+            why = "was closed, or ended by an error" if self._is_closed else "has its threads in another process"
+            raise RuntimeError(f"this pipeline {why}: make a new one")
         parcel = self._next_from_source() if self._workers is None else self._next_from_threads(self._workers)
         if not isinstance(parcel.item, Failure):
             parcel = self._inline(parcel)
@@ -130,6 +132,11 @@ class Pipeline:
         """The number of the batch that `next` returns, counted from the start of the source."""
         return self._position
 
+    @property
+    def is_closed(self) -> bool:
+        """Closed, or in a forked child, which has none of its threads."""
+        return self._is_closed or (self._workers is not None and os.getpid() != self._pid)
+
     def seek(self, position: int, source: Source | None = None) -> None:
         """Continues at `position`, of another source if given, with the same threads. Drops what is in flight."""
         if self.is_closed:
@@ -160,7 +167,7 @@ class Pipeline:
         return out
 
     def close(self) -> None:
-        self.is_closed = True
+        self._is_closed = True
         self._batches = None
         if self._workers is not None:
             self._workers.close()

@@ -1,6 +1,7 @@
 """Planning: what runs where, from what this machine can do and what was measured. `execution` plans one process."""
 
 from gnnsys.planning.execution.compute_threads import ComputeThreads
+from gnnsys.planning.execution.drift import Drift, DriftWatch
 from gnnsys.planning.execution.plan import ExecutionPlan
 from gnnsys.planning.execution.propose import (
     BatchLoad,
@@ -23,6 +24,8 @@ __all__ = [
     "PINNED",
     "BatchLoad",
     "ComputeThreads",
+    "Drift",
+    "DriftWatch",
     "ExecutionPlan",
     "Memory",
     "Rates",

@@ -16,11 +16,12 @@ from gnnsys.seeds import Share
 
 
 def check_kwargs(kwargs: dict[str, Any]) -> None:
-    if "guide" in kwargs:
-        raise ValueError(
-            "PyG-style loaders take no guide: use gnnsys.NeighborLoader or gnnsys.LinkNeighborLoader, whose "
-            "batches PyG's layers take as well"
-        )
+    for name in ("guide", "execution"):
+        if name in kwargs:
+            raise ValueError(
+                f"PyG-style loaders take no {name}: use gnnsys.NeighborLoader or gnnsys.LinkNeighborLoader, whose "
+                "batches PyG's layers take as well"
+            )
     if "batch_size" in kwargs and kwargs["batch_size"] is None and kwargs.get("batch_sampler") is None:
         raise ValueError("batch_size=None turns batching off: give a number, or a batch_sampler that yields lists")
 

@@ -7,10 +7,12 @@ import torch
 
 import gnnsys
 from gnnsys.graph import NODE, sbm
-from gnnsys.planning import ExecutionPlan
+from gnnsys.planning import ExecutionPlan, TurnClock
 from gnnsys.planning.execution.way import CACHED, DEVICE, GIVEN, PINNED
+from gnnsys.sampling import ClusterSampler, cluster
 from gnnsys.store import MemoryBudget
 from gnnsys.store.memory_budget import limited
+from tests.cuda.places import same_batch
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 GRAPH = sbm(20_000, avg_degree=10, num_features=64)
@@ -95,3 +97,69 @@ def test_a_plan_of_another_device_is_refused():
     plan.made_for["device"] = "NVIDIA K80"
     with pytest.raises(ValueError, match="another device: 'NVIDIA K80'"):
         _loader(execution=plan)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 4])
+def test_ranks_that_share_a_device_share_its_memory(monkeypatch, num_ranks):
+    sharing = -(-num_ranks // torch.cuda.device_count())
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(num_ranks))
+    rows = GRAPH.node_data[NODE]["x"].nbytes
+    with limited("cuda", 3 * rows // 2):
+        ways = _loader(execution="auto").plan.ways
+        taken = [way.device_bytes for way in ways]
+        assert max(taken) > 0 and sharing * 2 * max(taken) <= 3 * rows // 2, ways
+
+
+def test_a_chosen_way_is_watched_without_waiting_for_the_device(monkeypatch):
+    loader = _loader(execution="auto")
+    for _ in loader:
+        pass
+    assert loader.plan.chosen is not None
+    waited, now = [], TurnClock._now
+    monkeypatch.setattr(TurnClock, "_now", lambda clock, waits: waited.append(waits) or now(clock, waits))
+    for _ in loader:
+        pass
+    assert waited and not any(waited)
+    assert len(loader._execution._watch._windows) > 0
+
+
+# Links and subgraphs
+
+
+LINKS = GRAPH.edge_index()[:, ::40]
+
+
+def _links(graph=GRAPH, **options):
+    base = {"edge_label_index": LINKS, "neg_sampling": "binary", "batch_size": 32, "shuffle": True, "device": "cuda"}
+    return gnnsys.LinkNeighborLoader(graph, [5, 4], **{**base, **options})
+
+
+def _are_the_same_links(loader, plain):
+    for ours, theirs in zip(loader, plain, strict=True):
+        same_batch(ours, theirs)
+
+
+def test_links_are_tried_on_the_device_and_batches_stay_the_same():
+    loader = _links(execution="auto")
+    assert [way.place for way in loader.plan.ways][:2] == [GIVEN, DEVICE]
+    _are_the_same_links(loader, _links(device="cpu"))
+    assert loader.plan.chosen is not None and not loader.plan.trial.refused, loader.plan.report()
+
+
+@pytest.mark.parametrize("place", [GIVEN, PINNED, CACHED])
+@pytest.mark.parametrize("neg_sampling", ["binary", ("triplet", 2)])
+def test_every_way_by_hand_makes_the_same_batches_of_links(place, neg_sampling):
+    rows = GRAPH.node_data[NODE]["x"].nbytes
+    with limited("cuda", 3 * rows // 2):
+        plan = _links(neg_sampling=neg_sampling, execution="auto").plan
+        chosen = [way.place for way in plan.ways].index(place)
+        by_hand = ExecutionPlan(plan.ways, made_for=plan.made_for, chosen=chosen)
+        loader = _links(neg_sampling=neg_sampling, execution=by_hand)
+        _are_the_same_links(loader, _links(neg_sampling=neg_sampling, device="cpu"))
+        assert loader.plan.chosen == chosen and not loader.plan.trial.refused, loader.plan.report()
+
+
+def test_subgraphs_stay_where_their_sampler_reads_them():
+    sampler = ClusterSampler(GRAPH, cluster(GRAPH, 20))
+    plan = gnnsys.SubgraphLoader(GRAPH, sampler, device="cuda", execution="auto").plan
+    assert plan.chosen == 0 and "your own sampler" in plan.report()

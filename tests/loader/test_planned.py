@@ -9,59 +9,24 @@ import pytest
 import torch
 
 import gnnsys
-from gnnsys.graph import NODE, sbm
+from gnnsys.graph import NODE
 from gnnsys.partition import Placement
 from gnnsys.pipeline import Pipeline
 from gnnsys.planning import CACHED, ExecutionPlan, Way
-from gnnsys.planning.execution import turn_clock
-
-GRAPH = sbm(1500, avg_degree=8, num_features=8)
-WAYS = [Way(), Way(loading_threads=2), Way(loading_threads=0, compute_threads=1)]
-
-
-def _loader(**options):
-    base = {"input_nodes": torch.arange(1200), "batch_size": 8, "shuffle": True, "seed": 3}
-    return gnnsys.NeighborLoader(GRAPH, [4, 3], **{**base, **options})
-
-
-def _with_ways(ways=WAYS, **options):
-    """A loader that tries these ways, on whatever machine the test runs."""
-    made_for = _loader(**options, execution="auto").plan.made_for
-    return _loader(**options, execution=ExecutionPlan(ways, made_for=made_for))
-
-
-def _told(batch):
-    return [batch.x, batch.edge_index, batch.n_id, batch.e_id, batch.y]
-
-
-def _same(batches, others):
-    return all(
-        torch.equal(a, b) for one, other in zip(batches, others, strict=True) for a, b in zip(one, other, strict=True)
-    )
-
-
-class Clock:
-    """In the place of time: training on a batch takes as long as the way says that made it."""
-
-    def __init__(self, monkeypatch):
-        self.now = 0.0
-        monkeypatch.setattr(turn_clock.time, "perf_counter", lambda: self.now)
-
-    def train(self, loader, seconds):
-        self.now += seconds[loader._execution._current]
+from tests.loader.planned_ways import GRAPH, WAYS, Clock, are_same, node_loader, tensors_of, with_ways
 
 
 def test_batches_are_those_of_a_loader_without_a_plan_during_and_after_the_trial():
-    plain, planning = _loader(), _with_ways()
+    plain, planning = node_loader(), with_ways()
     for _ in range(2):
-        assert _same([_told(batch) for batch in planning], [_told(batch) for batch in plain])
+        assert are_same([tensors_of(batch) for batch in planning], [tensors_of(batch) for batch in plain])
     assert planning.plan.chosen is not None
     planning.close()
 
 
 @pytest.mark.parametrize("fastest", range(len(WAYS)))
 def test_the_fastest_way_stays(monkeypatch, fastest):
-    clock, loader = Clock(monkeypatch), _with_ways()
+    clock, loader = Clock(monkeypatch), with_ways()
     seconds = {way: 1.0 if way == fastest else 2.0 + way for way in range(len(WAYS))}
     used = []
     for _ in loader:
@@ -76,7 +41,7 @@ def test_the_fastest_way_stays(monkeypatch, fastest):
 
 
 def test_what_happens_between_epochs_is_not_measured(monkeypatch):
-    clock, loader = Clock(monkeypatch), _with_ways(input_nodes=torch.arange(72))  # 9 batches an epoch
+    clock, loader = Clock(monkeypatch), with_ways(input_nodes=torch.arange(72))  # 9 batches an epoch
     while loader.plan.chosen is None:
         for _ in loader:
             clock.train(loader, {0: 3.0, 1: 1.0, 2: 2.0})
@@ -87,7 +52,7 @@ def test_what_happens_between_epochs_is_not_measured(monkeypatch):
 
 
 def test_a_way_that_cannot_be_gone_is_named_and_others_make_its_batches(monkeypatch):
-    clock, loader = Clock(monkeypatch), _with_ways()
+    clock, loader = Clock(monkeypatch), with_ways()
     make = loader._execution._make
 
     def refusing(way):
@@ -98,9 +63,9 @@ def test_a_way_that_cannot_be_gone_is_named_and_others_make_its_batches(monkeypa
     monkeypatch.setattr(loader._execution, "_make", refusing)
     told = []
     for batch in loader:
-        told.append(_told(batch))
+        told.append(tensors_of(batch))
         clock.train(loader, {0: 2.0, 2: 1.0})
-    assert _same(told, [_told(batch) for batch in _loader()])
+    assert are_same(told, [tensors_of(batch) for batch in node_loader()])
     assert loader.plan.trial.refused == {1: "out of memory: tried to allocate"} and loader.plan.chosen == 2
     loader.close()
 
@@ -108,7 +73,7 @@ def test_a_way_that_cannot_be_gone_is_named_and_others_make_its_batches(monkeypa
 @pytest.mark.parametrize("stop", [1, 20, 60, 140])
 def test_a_run_that_resumes_goes_on_with_its_plan(monkeypatch, stop):
     """In the middle of a turn, between turns, and after the trial."""
-    clock, loader = Clock(monkeypatch), _with_ways()
+    clock, loader = Clock(monkeypatch), with_ways()
     seconds = {0: 3.0, 1: 1.0, 2: 2.0}
     epoch = iter(loader)
     for _ in range(stop):
@@ -117,23 +82,23 @@ def test_a_run_that_resumes_goes_on_with_its_plan(monkeypatch, stop):
     state = loader.state_dict()
     rest = []
     for batch in epoch:
-        rest.append(_told(batch))
+        rest.append(tensors_of(batch))
         clock.train(loader, seconds)
-    resumed = _with_ways()
+    resumed = with_ways()
     resumed.load_state_dict(state)
     assert resumed.plan.to_json() == ExecutionPlan.from_json(state["execution"]["plan"]).to_json()
     told = []
     for batch in resumed:
-        told.append(_told(batch))
+        told.append(tensors_of(batch))
         clock.train(resumed, seconds)
-    assert _same(told, rest)
+    assert are_same(told, rest)
     assert resumed.plan.chosen == 1
     loader.close()
     resumed.close()
 
 
 def test_threads_of_torch_are_given_back():
-    before, loader = torch.get_num_threads(), _with_ways([Way(), Way(compute_threads=3)])
+    before, loader = torch.get_num_threads(), with_ways([Way(), Way(compute_threads=3)])
     during = set()
     for _ in loader:
         during.add(torch.get_num_threads())
@@ -143,7 +108,7 @@ def test_threads_of_torch_are_given_back():
 
 
 def test_nothing_of_the_other_ways_is_left():
-    loader = _with_ways()
+    loader = with_ways()
     for _ in loader:
         pass
     loader.close()
@@ -155,11 +120,11 @@ def test_nothing_of_the_other_ways_is_left():
 
 
 def test_a_plan_that_was_made_is_repeated_without_a_trial(tmp_path):
-    loader = _with_ways()
+    loader = with_ways()
     for _ in loader:
         pass
     loader.plan.save(str(tmp_path / "plan.json"))
-    again = _loader(execution=ExecutionPlan.load(str(tmp_path / "plan.json")))
+    again = node_loader(execution=ExecutionPlan.load(str(tmp_path / "plan.json")))
     next(iter(again))
     assert again._execution._current == loader.plan.chosen
     loader.close()
@@ -175,16 +140,16 @@ def test_a_plan_that_was_made_is_repeated_without_a_trial(tmp_path):
     ],
 )
 def test_a_plan_of_another_loader_is_refused(options, told):
-    plan = _loader(execution="auto").plan
+    plan = node_loader(execution="auto").plan
     with pytest.raises(ValueError, match=told):
-        _loader(execution=plan, **options)
+        node_loader(execution=plan, **options)
 
 
 def test_a_plan_of_other_hardware_is_refused():
-    plan = _loader(execution="auto").plan
+    plan = node_loader(execution="auto").plan
     plan.made_for["device"] = "NVIDIA A100"
     with pytest.raises(ValueError, match=r"another device: 'NVIDIA A100', here it is 'cpu'"):
-        _loader(execution=plan)
+        node_loader(execution=plan)
 
 
 @pytest.mark.parametrize(
@@ -193,13 +158,13 @@ def test_a_plan_of_other_hardware_is_refused():
 )
 def test_what_is_no_execution_is_refused(options, told):
     with pytest.raises(ValueError, match=told):
-        _loader(**options)
+        node_loader(**options)
 
 
 def test_a_loader_without_a_plan_has_none():
-    loader = _loader()
+    loader = node_loader()
     assert loader.plan is None and "execution" not in loader.state_dict()
-    loader.load_state_dict(_with_ways().state_dict())
+    loader.load_state_dict(with_ways().state_dict())
 
 
 # What a loader may be asked to do in the middle of a trial
@@ -214,7 +179,7 @@ def _train_epochs(clock, loader, seconds, num_epochs=20):
 
 
 def test_a_look_at_one_batch_before_training_does_not_end_the_trial(monkeypatch):
-    clock, loader = Clock(monkeypatch), _with_ways()
+    clock, loader = Clock(monkeypatch), with_ways()
     next(iter(loader))
     _train_epochs(clock, loader, {0: 3.0, 1: 1.0, 2: 2.0})
     assert loader.plan.chosen == 1 and all(len(turns) == 3 for turns in loader.plan.trial.seconds.values())
@@ -223,7 +188,7 @@ def test_a_look_at_one_batch_before_training_does_not_end_the_trial(monkeypatch)
 
 @pytest.mark.parametrize("across_epochs", [False, True])
 def test_epochs_that_are_broken_off_leave_turns_to_be_measured_again(monkeypatch, across_epochs):
-    clock, loader = Clock(monkeypatch), _with_ways(across_epochs=across_epochs)
+    clock, loader = Clock(monkeypatch), with_ways(across_epochs=across_epochs)
     seconds = {0: 10.0, 1: 1.0, 2: 5.0}
     for _ in range(60):
         for number, _ in enumerate(loader):
@@ -237,7 +202,7 @@ def test_epochs_that_are_broken_off_leave_turns_to_be_measured_again(monkeypatch
 
 
 def test_batches_that_are_always_left_before_a_turn_ends_stay_with_what_was_given(monkeypatch):
-    clock, loader = Clock(monkeypatch), _with_ways()
+    clock, loader = Clock(monkeypatch), with_ways()
     for _ in range(40):
         for number, _ in enumerate(loader):
             clock.train(loader, {0: 10.0, 1: 1.0, 2: 5.0})
@@ -251,7 +216,7 @@ def test_batches_that_are_always_left_before_a_turn_ends_stay_with_what_was_give
 def test_loading_and_training_are_measured_apart_from_ends_of_epochs(monkeypatch, per_epoch):
     clock, loader = (
         Clock(monkeypatch),
-        _with_ways([Way(), Way(loading_threads=0)], input_nodes=torch.arange(8 * per_epoch)),
+        with_ways([Way(), Way(loading_threads=0)], input_nodes=torch.arange(8 * per_epoch)),
     )
     loading, training = {0: 3.0, 1: 1.0}, {0: 1.0, 1: 6.0}
     enter = loader._execution._next_by
@@ -270,7 +235,7 @@ def test_loading_and_training_are_measured_apart_from_ends_of_epochs(monkeypatch
 
 
 def test_one_batch_an_epoch_says_nothing_of_training_and_changes_nothing(monkeypatch):
-    clock, loader = Clock(monkeypatch), _with_ways(input_nodes=torch.arange(8))
+    clock, loader = Clock(monkeypatch), with_ways(input_nodes=torch.arange(8))
     for _ in range(200):
         for _ in loader:
             clock.train(loader, {0: 3.0, 1: 1.0, 2: 2.0})
@@ -280,7 +245,7 @@ def test_one_batch_an_epoch_says_nothing_of_training_and_changes_nothing(monkeyp
 
 def _rank(rank, world, planned):
     share = gnnsys.split(GRAPH, torch.arange(1200), type=NODE, placement=Placement(rank, (0,) * world, ()))
-    return _with_ways(input_nodes=share) if planned else _loader(input_nodes=share)
+    return with_ways(input_nodes=share) if planned else node_loader(input_nodes=share)
 
 
 @pytest.mark.parametrize("chosen", [None, 1])
@@ -298,7 +263,7 @@ def test_another_number_of_ranks_goes_on_with_what_is_left_whichever_way(chosen)
             seen.append(loader.input_ids(batch.input_id))
         assert len(list(other)) > 0
         for _ in range(2):
-            assert _same([_told(batch) for batch in loader], [_told(batch) for batch in other])
+            assert are_same([tensors_of(batch) for batch in loader], [tensors_of(batch) for batch in other])
     counts = Counter(torch.cat(seen).tolist())
     assert sorted(counts) == list(range(1200)) and set(counts.values()) == {1}
     for loader in two + three:
@@ -307,7 +272,7 @@ def test_another_number_of_ranks_goes_on_with_what_is_left_whichever_way(chosen)
 
 def test_a_checkpoint_holds_a_plan_and_brings_it_back(tmp_path):
     for begins_at in (0, 10):
-        loader = _with_ways()
+        loader = with_ways()
         saver = gnnsys.resume(str(tmp_path), every=5, loader=loader, asynchronous=False)
         assert loader.state_dict()["batch"] == begins_at
         for _ in islice(loader, 12 - begins_at):
@@ -319,12 +284,12 @@ def test_a_checkpoint_holds_a_plan_and_brings_it_back(tmp_path):
 
 
 def test_a_plan_is_gone_on_with_though_other_memory_is_left_now():
-    loader = _with_ways()
+    loader = with_ways()
     for _ in loader:
         pass
     state = loader.state_dict()
     state["execution"]["plan"]["ways"][1] |= {"predicted": 0.5, "device_bytes": 77}
-    resumed = _with_ways()
+    resumed = with_ways()
     resumed.load_state_dict(state)
     assert resumed.plan.chosen == loader.plan.chosen is not None
     assert resumed.plan.ways[1].device_bytes == 0, "what it takes is that of here and now"
@@ -332,7 +297,7 @@ def test_a_plan_is_gone_on_with_though_other_memory_is_left_now():
 
 
 def test_a_state_does_not_change_when_training_goes_on():
-    loader = _with_ways()
+    loader = with_ways()
     epoch = iter(loader)
     for _ in range(30):
         next(epoch)
@@ -344,7 +309,7 @@ def test_a_state_does_not_change_when_training_goes_on():
 
 
 def test_a_state_whose_plan_is_chosen_gives_back_what_other_ways_have():
-    loader = _with_ways()
+    loader = with_ways()
     epoch = iter(loader)
     for _ in range(60):
         next(epoch)
@@ -361,14 +326,14 @@ def test_functions_of_the_users_own_see_batches_as_without_a_plan():
         return batch
 
     for options in ({"transform": transform}, {"num_threads": 0}, {"num_threads": 2}):
-        plan = _loader(execution="auto", **options).plan
+        plan = node_loader(execution="auto", **options).plan
         assert plan.chosen == 0 and len(plan.ways) == 1, options
         assert "in order" in plan.report() or "num_threads was given" in plan.report()
 
 
 @pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory")])
 def test_a_way_that_runs_out_of_memory_while_it_makes_a_batch_is_left(monkeypatch, error):
-    loader = _with_ways([Way(), Way(loading_threads=2)])
+    loader = with_ways([Way(), Way(loading_threads=2)])
     make = loader._execution._make
     of_way_1 = []
     real = Pipeline.__next__
@@ -384,7 +349,7 @@ def test_a_way_that_runs_out_of_memory_while_it_makes_a_batch_is_left(monkeypatc
         return made if way.loading_threads is None else made._replace(open=open_at)
 
     monkeypatch.setattr(loader._execution, "_make", failing)
-    assert _same([_told(batch) for batch in loader], [_told(batch) for batch in _loader()])
+    assert are_same([tensors_of(batch) for batch in loader], [tensors_of(batch) for batch in node_loader()])
     assert list(loader.plan.trial.refused) == [1] and loader.plan.chosen == 0
     loader.close()
 
@@ -394,7 +359,7 @@ def _raise(error):
 
 
 def test_records_of_all_ways_are_shown():
-    loader = _with_ways()
+    loader = with_ways()
     for _ in loader:
         pass
     chosen = loader.plan.chosen
@@ -415,7 +380,7 @@ class TestThreadsOfTorch:
         torch.set_num_threads(before)
 
     def test_ways_that_say_nothing_of_them_leave_them_alone(self):
-        loader = _with_ways([Way(), Way(loading_threads=1)])
+        loader = with_ways([Way(), Way(loading_threads=1)])
         torch.set_num_threads(2)
         next(iter(loader))
         assert torch.get_num_threads() == 2
@@ -423,7 +388,7 @@ class TestThreadsOfTorch:
         assert torch.get_num_threads() == 2
 
     def test_a_loader_that_is_collected_gives_them_back(self):
-        loader = _with_ways([Way(compute_threads=2)])
+        loader = with_ways([Way(compute_threads=2)])
         next(iter(loader))
         assert torch.get_num_threads() == 2
         del loader
@@ -431,7 +396,7 @@ class TestThreadsOfTorch:
         assert torch.get_num_threads() == 1
 
     def test_two_loaders_have_their_own_and_give_back_the_first_ones(self):
-        training, validation = _with_ways([Way(compute_threads=2)]), _with_ways([Way(compute_threads=3)])
+        training, validation = with_ways([Way(compute_threads=2)]), with_ways([Way(compute_threads=3)])
         epoch = iter(training)
         next(epoch)
         next(iter(validation))

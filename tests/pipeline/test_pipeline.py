@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import os
 import random
 import signal
 import subprocess
@@ -364,3 +365,19 @@ def test_counters_tell_how_many_batches_waited_and_what_a_stage_counts_itself() 
     assert counters.counts == {"bytes": 7}
     assert 3 <= counters.waiting_most <= 4
     assert 1 <= counters.waiting_mean <= 3
+
+
+def test_a_forked_process_does_not_wait_for_threads_it_has_not() -> None:
+    pipeline = Pipeline(lambda start: range(start, 100), [Stage("double", lambda x: 2 * x, threads=1)])
+    assert next(pipeline) == 0
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        try:
+            next(pipeline)
+        except RuntimeError as error:
+            os._exit(0 if "in another process" in str(error) and pipeline.is_closed else 1)
+        os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    assert next(pipeline) == 2 and not pipeline.is_closed
+    pipeline.close()

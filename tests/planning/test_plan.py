@@ -69,3 +69,15 @@ def test_json_has_all_of_it(tmp_path):
 def test_what_is_no_plan_is_refused(change, told):
     with pytest.raises(ValueError, match=told):
         ExecutionPlan.from_json(json.loads(json.dumps(_plan().to_json())) | change)
+
+
+def test_a_way_that_is_chosen_beforehand_needs_no_reason():
+    plan = ExecutionPlan(_plan().ways, chosen=1)
+    assert plan.report().splitlines()[-1] == "chosen: device, as the plan was given"
+
+
+def test_it_says_so_where_there_is_nothing_to_compare_with():
+    plan = _plan()
+    plan.trial.add(1, 1.0)
+    plan.choose()
+    assert plan.chosen == 0 and "not measured, and there is nothing to compare" in plan.report()

@@ -216,3 +216,10 @@ def test_weights_beside_ids_of_ones_own_are_refused() -> None:
     weights, ids = torch.rand(300), torch.arange(299, -1, -1)
     with pytest.raises(ValueError, match="edge_label_weight is by position among the links: leave input_id away"):
         gnnsys.pyg.LinkNeighborLoader(plain(), [2], EDGES, edge_label_weight=weights, input_id=ids)
+
+
+@pytest.mark.parametrize("name", ["guide", "execution"])
+def test_options_of_our_own_loaders_are_refused_with_their_name(name: str) -> None:
+    for make in (gnnsys.pyg.NeighborLoader, gnnsys.pyg.LinkNeighborLoader):
+        with pytest.raises(ValueError, match=rf"take no {name}: use gnnsys\.NeighborLoader"):
+            make(plain(), [2], **{name: "auto"})

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gnnsys.planning.execution.drift import Drift, DriftWatch, as_seconds
 from gnnsys.planning.execution.trial import WayTrial
 from gnnsys.planning.execution.way import PLACES, Way
 
@@ -15,8 +16,8 @@ _VERSION = 1
 class ExecutionPlan:
     """`ways[0]` is what is done without a plan. `chosen` is None until the trial is over.
 
-    `passed_over` are ways that were not tried, with the reason. `made_for` says what the plan is for: a plan of other
-    hardware or another loader is refused.
+    `passed_over` are ways that were not tried, with the reason; `drifts` say when and why ways were tried again.
+    `made_for` says what the plan is for: a plan of other hardware or another loader is refused.
     """
 
     def __init__(
@@ -30,14 +31,15 @@ class ExecutionPlan:
     ) -> None:
         if not ways:
             raise ValueError("a plan needs a way, at least")
-        if chosen is not None and not 0 <= chosen < len(ways):
-            raise ValueError(f"the plan has ways 0 to {len(ways) - 1}, chosen is {chosen}")
         self.ways = tuple(ways)
+        if chosen is not None and (isinstance(chosen, bool) or not 0 <= chosen < len(ways)):
+            raise ValueError(f"the plan has ways 0 to {len(ways) - 1}, chosen is {chosen!r}")
         self.made_for = dict(made_for or {})
         self.passed_over = dict(passed_over or {})
         self.trial = WayTrial(len(self.ways))
         self.chosen = chosen
         self.reason = reason
+        self.drifts: list[Drift] = []
         if chosen is None and len(self.ways) == 1:
             self.chosen, self.reason = 0, "there is no other way"
 
@@ -48,24 +50,69 @@ class ExecutionPlan:
 
     def choose(self) -> Way:
         """Ends the trial."""
-        self.chosen = self.trial.best()
-        times = {way: median for way in range(len(self.ways)) if (median := self.trial.median(way)) is not None}
-        if not times:
-            self.reason = "nothing was measured"
-        elif self.chosen == 0 and len(times) > 1:
-            others = min(seconds for way, seconds in times.items() if way != 0)
-            self.reason = f"no other way is faster: the best of them takes {others / times[0]:.2f} of its time"
-        elif self.chosen == 0:
-            self.reason = "no other way can be gone"
-        else:
-            self.reason = f"{times[0] / times[self.chosen]:.2f} times as fast as without a plan"
+        self.chosen, self.reason = self._best(self.trial)
         return self.ways[self.chosen]
+
+    def _best(self, trial: WayTrial) -> tuple[int, str]:
+        """A way and the reason."""
+        best = trial.best()
+        times = {way: median for way in range(len(self.ways)) if (median := trial.median(way)) is not None}
+        if not times:
+            return best, "nothing was measured"
+        if 0 not in times:
+            return best, "it was not measured, and there is nothing to compare others with"
+        if best != 0:
+            return best, f"{times[0] / times[best]:.2f} times as fast as without a plan"
+        if len(times) == 1:
+            return best, "no other way can be gone"
+        others = min(seconds for way, seconds in times.items() if way != 0)
+        return best, f"no other way is faster: the best of them takes {others / times[0]:.2f} of its time"
+
+    def choose_together(self, told: Sequence[Mapping[str, Any]]) -> bool:
+        """Chooses by what all ranks have measured, each as its plan's `to_json` says it; the same on all of them.
+
+        Whether it is another way than before. Ranks that have other ways, or on which others cannot be gone, keep what
+        they have chosen for themselves.
+        """
+        try:
+            plans = [ExecutionPlan.from_json(one) for one in told]
+        except ValueError:  # of another version, say
+            return False
+        if any(plan.ways != self.ways or plan.trial.refused.keys() != self.trial.refused.keys() for plan in plans):
+            return False
+        before = self.chosen
+        self.chosen, reason = self._best(WayTrial.slowest([plan.trial for plan in plans]))
+        self.reason = f"{reason}, by the slowest of {len(plans)} ranks"
+        return self.chosen != before
+
+    @property
+    def num_possible(self) -> int:
+        """Ways that were not found to be none."""
+        return len(self.ways) - len(self.trial.refused)
+
+    def refuse(self, way: int, reason: str) -> None:
+        """Says that a way cannot be gone. What is done without a plan takes its place, where it was chosen."""
+        self.trial.refuse(way, reason)
+        if way == self.chosen:
+            self.chosen, self.reason = 0, f"{self.ways[way].name} was chosen, and cannot be gone any more"
+
+    def try_again(self, epoch: int, expected: float, found: float) -> None:
+        """Has ways take turns anew: from `epoch` on a batch takes `found` seconds in place of `expected`."""
+        assert self.chosen is not None
+        self.drifts.append(Drift(epoch=epoch, way=self.chosen, expected=expected, found=found))
+        self.trial.seconds.clear()
+        self.chosen, self.reason = None, ""
+
+    def begin_watch(self, watch: DriftWatch) -> None:
+        """Has `watch` expect what was measured of the way that was chosen."""
+        seconds = None if self.chosen is None else self.trial.median(self.chosen)
+        watch.begin(seconds, len(self.drifts), self.drifts[-1].found if self.drifts else None)
 
     def take_results(self, other: ExecutionPlan) -> None:
         """What was measured and chosen by a plan of the same ways."""
         self.trial.seconds = {way: list(seconds) for way, seconds in other.trial.seconds.items()}
         self.trial.refused = dict(other.trial.refused)
-        self.chosen, self.reason = other.chosen, other.reason
+        self.chosen, self.reason, self.drifts = other.chosen, other.reason, list(other.drifts)
 
     def report(self) -> str:
         """Every way, predicted and measured, and why one was chosen."""
@@ -74,6 +121,7 @@ class ExecutionPlan:
             mark = "*" if number == self.chosen else " "
             lines.append(f"{mark} {way.name}: {PLACES[way.place]}; {self._told(number)}")
         lines += [f"  {name}: not tried, {why}" for name, why in self.passed_over.items()]
+        lines += [self._told_drift(drift) for drift in self.drifts]
         lines.append(self._verdict())
         return "\n".join(lines)
 
@@ -88,11 +136,16 @@ class ExecutionPlan:
             told.append(f"measured {1000 * median:.1f} ms a batch, loading and training")
         return ", ".join(told) or "not measured"
 
+    def _told_drift(self, drift: Drift) -> str:
+        found, expected = 1000 * drift.found, 1000 * drift.expected
+        name = self.ways[drift.way].name
+        return f"tried again from epoch {drift.epoch} on: {name} took {found:.1f} ms a batch in place of {expected:.1f}"
+
     def _verdict(self) -> str:
         if self.chosen is None:
             done = sum(map(len, self.trial.seconds.values()))
             return f"trying: {done} of {len(self.ways) * self.trial.rounds} turns were measured"
-        return f"chosen: {self.ways[self.chosen].name}, {self.reason}"
+        return f"chosen: {self.ways[self.chosen].name}, {self.reason or 'as the plan was given'}"
 
     def to_json(self) -> dict[str, Any]:
         """What `from_json` takes, and what was measured."""
@@ -105,11 +158,14 @@ class ExecutionPlan:
             "reason": self.reason,
             "seconds": {str(way): list(seconds) for way, seconds in self.trial.seconds.items()},
             "refused": {str(way): reason for way, reason in self.trial.refused.items()},
+            "drifts": [drift.to_json() for drift in self.drifts],
         }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> ExecutionPlan:
-        """ValueError for what is no plan, or one of another version."""
+        """ValueError, in one line, for what is no plan, or one of another version."""
+        if not isinstance(value, Mapping):
+            raise ValueError(f"this is no plan: {value!r:.200}")
         if value.get("version") != _VERSION:
             raise ValueError(f"this is a plan of version {value.get('version')}, version {_VERSION} is read here")
         try:
@@ -118,11 +174,24 @@ class ExecutionPlan:
                 ways, made_for=value["made_for"], passed_over=value["passed_over"], chosen=value["chosen"],
                 reason=value["reason"],
             )  # fmt: skip
-            plan.trial.seconds = {int(way): list(seconds) for way, seconds in value["seconds"].items()}
-            plan.trial.refused = {int(way): str(reason) for way, reason in value["refused"].items()}
+            seconds = {plan._number(way): [*map(as_seconds, of)] for way, of in value["seconds"].items()}
+            plan.trial.seconds = seconds
+            plan.trial.refused = {plan._number(way): str(reason) for way, reason in value["refused"].items()}
+            plan.drifts = [Drift.from_json(drift) for drift in value.get("drifts", ())]  # older plans have none
+            for drift in plan.drifts:
+                plan._number(drift.way)
+            if 0 in plan.trial.refused:
+                raise ValueError("this is no plan: it refuses what is done without one")
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"this is no plan: {error!r}") from error
         return plan
+
+    def _number(self, way: Any) -> int:
+        """The number of one of the ways; ValueError where there is none."""
+        number = int(way)
+        if not 0 <= number < len(self.ways):
+            raise ValueError(f"the plan has ways 0 to {len(self.ways) - 1}, got {number}")
+        return number
 
     def save(self, path: str) -> None:
         """As JSON, for `ExecutionPlan.load`."""
@@ -131,8 +200,17 @@ class ExecutionPlan:
 
     @classmethod
     def load(cls, path: str) -> ExecutionPlan:
-        with open(path) as file:
-            return cls.from_json(json.load(file))
+        """ValueError, in one line, for a file that holds no plan."""
+        with open(path, "rb") as file:
+            told = file.read()
+        try:
+            return cls.from_json(json.loads(told))
+        except ValueError as error:  # what is no JSON, or no text, too
+            raise ValueError(f"{path}: {error}") from error
+
+    def copy(self) -> ExecutionPlan:
+        """The same, for another loader to go on with."""
+        return ExecutionPlan.from_json(self.to_json())
 
     def __repr__(self) -> str:
         return f"ExecutionPlan({len(self.ways)} ways, {self._verdict()})"

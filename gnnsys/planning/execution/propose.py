@@ -9,6 +9,7 @@ from gnnsys.planning.execution.rates import Rates
 from gnnsys.planning.execution.way import CACHED, DEVICE, GIVEN, PINNED, Way
 
 _SHARE = 0.5  # of the memory that is left, for what a way takes beside the batches and the model
+_WORTH_A_CACHE = 0.1  # of the rows that batches ask for: with less in it, a cache changes nothing
 _MOST_SPLITS = 3  # of the cores, beside what is done without a plan
 
 
@@ -75,7 +76,9 @@ def _with_sums(ways: list[Way], is_pinned: bool, load: BatchLoad | None, rates: 
         ways = ways + [replace(way, sums=(True,)) for way in ways if way.place == DEVICE]
         if rates is not None:
             on_bus = [way for way in ways if way.place in (PINNED, CACHED) or (way.place == GIVEN and is_pinned)]
-            ways += [replace(way, sums=pattern) for way in on_bus if any(pattern := _mix(way, load, rates))]
+            if on_bus and on_bus[-1].place == CACHED and load.hit_rate(on_bus[-1].device_bytes) >= _WORTH_A_CACHE:
+                on_bus = on_bus[-1:]
+            ways += [replace(way, sums=pattern) for way in on_bus for pattern in _mixes(way, load, rates)]
     if load is not None and rates is not None:
         ways = [replace(way, predicted=_loading_seconds(way, is_pinned, load, rates)) for way in ways]
     return ways
@@ -95,11 +98,15 @@ def spread(share: float, longest: int = 8) -> tuple[bool, ...]:
     return tuple((place + 1) * count // size > place * count // size for place in range(size))
 
 
-def _mix(way: Way, load: BatchLoad, rates: Rates) -> tuple[bool, ...]:
-    """Which batches' sums the host should make, so that neither bus nor cores wait for the other: the shares that make
-    the busier of the two as little busy as can be."""
+def _mixes(way: Way, load: BatchLoad, rates: Rates) -> list[tuple[bool, ...]]:
+    """Which batches' sums the host should make, so that neither bus nor cores wait for the other: the share that makes
+    the busier of the two as little busy as can be. And two thirds of that, as training needs cores too."""
     rows, summed, cores = _on_bus_and_cores(way, load, rates)
-    return spread(min(1.0, rows / (rows - summed + cores))) if rows > summed else ()
+    if rows <= summed:
+        return []
+    share = min(1.0, rows / (rows - summed + cores))
+    patterns = dict.fromkeys([spread(share), spread(2 * share / 3)])
+    return [pattern for pattern in patterns if any(pattern)]
 
 
 def _on_bus_and_cores(way: Way, load: BatchLoad, rates: Rates) -> tuple[float, float, float]:

@@ -7,6 +7,7 @@ has several, so that whatever else the machine does meets all of them.
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 WARM = 5  # batches at the beginning of a turn that are not measured: they fill the pipeline
@@ -65,6 +66,19 @@ class WayTrial:
         if way in self.refused or not self.seconds.get(way):
             return None
         return statistics.median(self.seconds[way])
+
+    @classmethod
+    def slowest(cls, trials: Sequence[WayTrial]) -> WayTrial:
+        """Of ranks that take each step together: turn by turn what the slowest of them took.
+
+        Of turns that not all have measured, the last are left out.
+        """
+        joined = cls(trials[0].num_ways)
+        for way in range(joined.num_ways):
+            turns = zip(*(trial.seconds.get(way, []) for trial in trials), strict=False)
+            joined.seconds[way] = [max(turn) for turn in turns]
+        joined.refused = dict(trials[0].refused)
+        return joined
 
     def best(self) -> int:
         """The fastest way; the first one, where none is faster by more than noise, or it was not measured itself.
