@@ -10,6 +10,8 @@ import torch
 
 from gnnsys.comm import BatchLoop, use_context
 from gnnsys.graph import Graph, IdsLike, as_ids
+from gnnsys.loader.adaptive_shuffle import NAME as SHUFFLING
+from gnnsys.loader.adaptive_shuffle import AdaptiveShuffle, SeenScores, read_scores
 from gnnsys.loader.batch import Batch
 from gnnsys.loader.default_threads import LoadingWork, default_fetch_threads, default_num_threads
 from gnnsys.loader.device_copy import DeviceCopy, resolve, sampled_on
@@ -30,7 +32,7 @@ from gnnsys.loader.planned import (
 from gnnsys.loader.reserved import check_names_free
 from gnnsys.loader.row_cache import keeper_of
 from gnnsys.loader.sampled import Compact, Inputs, Sampled
-from gnnsys.loader.schedule import Schedule, Ticket, shuffled
+from gnnsys.loader.schedule import ADAPTIVE, Schedule, Ticket, shuffled
 from gnnsys.observe import BatchTrace, Trace
 from gnnsys.ops import BufferPool
 from gnnsys.pipeline import OfThisProcess, Pipeline, Scope, Stage, StageCounters
@@ -84,6 +86,8 @@ class Loader:
         self.graph = graph
         self._schedule = schedule
         self._ranks = ranks
+        is_adaptive = schedule.shuffle == ADAPTIVE
+        self._adaptive = AdaptiveShuffle(schedule.shuffle_start, ranks) if is_adaptive else None
         self._identity = identity
         self._sampler = sampler  # whose state is part of the loader's
         self._across_epochs = across_epochs
@@ -163,6 +167,7 @@ class Loader:
                     lambda: [] if trace is None else trace.records(),
                 )  # fmt: skip
             loader = make(way)
+            loader._schedule.shuffle_start = own._schedule.shuffle_start  # they switch together
 
             def take_over(leftover: Leftover | None) -> None:
                 loader.close()
@@ -231,18 +236,21 @@ class Loader:
         return Ticket(self._ending, self._position - self._schedule.first(self._ending))
 
     def __iter__(self) -> Iterator[Batch]:
+        at = self._at
+        if self._adaptive is not None and self._adaptive.agree(at.epoch + (at.batch > 0)):
+            self._drop_order()
         if len(self) == 0:
             return iter(())
         self._iteration += 1
         is_resuming, self._is_resuming = self._is_resuming, False
-        if not is_resuming and self._at.batch > 0:
+        if not is_resuming and at.batch > 0:
             self._position = self._schedule.first(self.epoch + 1)  # an epoch that was left early is over
         elif self._ending is not None:  # resumed behind its last batch: only the caller's own end of it is left to do
             self._ending = None
             return iter(())
         self._ending = None
-        at, planned = self._position, self._execution
-        return self._epoch(self._iteration, self._pipeline_at(at) if planned is None else planned.at(at))
+        planned, begins = self._execution, self._position
+        return self._epoch(self._iteration, self._pipeline_at(begins) if planned is None else planned.at(begins))
 
     def _epoch(self, iteration: int, pipeline: Iterator[Batch]) -> Iterator[Batch]:
         epoch, end = self.epoch, self._schedule.first(self.epoch + 1)
@@ -267,6 +275,28 @@ class Loader:
             loop.leave()
             if not self._across_epochs and iteration == self._iteration:
                 self.close()
+
+    def observe(self, validation: float) -> None:
+        """Tells a loader with `shuffle="adaptive"` how good the model is after an epoch: more is better, so of a loss
+        its negative. Call it once per epoch, on any ranks.
+
+        Shuffling begins with the first epoch that is begun after the curve has bent (`elbow_of`), on all ranks, and
+        stays. Ranks with a score count by their mean. NaN and infinities are no score.
+        """
+        if self._adaptive is None:
+            raise ValueError(f'observe is for loaders with shuffle="{ADAPTIVE}", this one has {self._schedule.shuffle}')
+        self._adaptive.observe(validation)
+
+    @property
+    def shuffled_from(self) -> int | None:
+        """The first epoch that is shuffled; None where there is none, or none yet."""
+        return self._schedule.shuffle_start.epoch
+
+    def _drop_order(self) -> None:
+        """Other epochs are shuffled than before: what was loaded ahead, and what was measured of it, is void."""
+        if self._execution is not None:
+            self._execution.begin_anew()
+        self.close()
 
     def _pipeline_at(self, position: int) -> Pipeline:
         if self._copy is not None:
@@ -318,6 +348,7 @@ class Loader:
         state = {**at._asdict(), **self._ranks.state(), **self._schedule.state(), "leftover": left}
         learned = {} if self._sampler is None else self._sampler.state_dict()
         state |= {MADE_OF: self._identity.state(), **({"sampler": learned} if learned else {})}
+        state |= {} if self._adaptive is None else {SHUFFLING: self._adaptive.state()}
         return state if self._execution is None else {**state, "execution": self._execution.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -332,7 +363,9 @@ class Loader:
                 raise ValueError(f"this state is of a loader with {name}={state.get(name)}, here it is {ours}")
         self._identity.check(state)
         ticket, leftover = Ticket(int(state["epoch"]), int(state["batch"])), self._ranks.leftover_of(state)
+        seen = read_scores([state])
         self._load_sampler([state], ticket)
+        self._load_scores(seen)
         if self._execution is not None and "execution" in state:
             self._execution.load_state_dict(state["execution"])
         self._go_to(ticket, leftover)
@@ -345,15 +378,23 @@ class Loader:
         behind it are ordinary. Every rank calls it with the same states. `batch_size` and `drop_last` may be others.
         """
         own = self._ranks.own_state(states)
+        seen = read_scores(states)
         if own is not None:
             return self.load_state_dict(own)
         ours = {name: getattr(self._schedule, name) for name in ("shuffle", "seed")}
-        leftover = self._ranks.deal(states, ours)
+        epoch = int(states[0]["epoch"])
+        is_shuffled = self._schedule.shuffles(epoch) if self._adaptive is None else seen.shuffles(epoch)
+        leftover = self._ranks.deal(states, ours, is_shuffled=is_shuffled)
         for state in states:
             self._identity.check_sampling(state)
-        ticket = Ticket(int(states[0]["epoch"]), 0 if leftover is None else leftover.first)
+        ticket = Ticket(epoch, 0 if leftover is None else leftover.first)
         self._load_sampler(states, ticket)
+        self._load_scores(seen)
         self._go_to(ticket, leftover)
+
+    def _load_scores(self, seen: SeenScores) -> None:
+        if self._adaptive is not None and self._adaptive.go_on_with(seen):
+            self.close()
 
     def _load_sampler(self, states: Sequence[Mapping[str, Any]], ticket: Ticket) -> None:
         """What samplers of all ranks had learned, one or several, before the batch of `ticket`."""
@@ -384,7 +425,8 @@ class Loader:
 
         def order(origin: int) -> torch.Tensor | None:
             assert leftover is not None
-            return shuffled(len(leftover.origins[origin]), schedule.seed, leftover.epoch) if schedule.shuffle else None
+            size, is_shuffled = len(leftover.origins[origin]), schedule.shuffles(leftover.epoch)
+            return shuffled(size, schedule.seed, leftover.epoch) if is_shuffled else None
 
         inputs.take_over(leftover, recipe, order)
 

@@ -71,7 +71,7 @@ class NeighborLoader(Loader):
         input_nodes: InputNodes = None,
         input_time: Tensor | Mapping[NodeType, Tensor] | None = None,
         batch_size: int = 1,
-        shuffle: bool = False,
+        shuffle: bool | str = False,
         drop_last: bool = False,
         seed: int = 0,
         replace: bool = False,
