@@ -1,4 +1,4 @@
-"""When a curve of scores is said to bend: on noisy curves too, by its shape alone, and never on one that still rises."""
+"""When a curve of scores is said to bend: on noisy ones too, by its shape alone, and never where it still rises."""
 
 import math
 import random
