@@ -11,18 +11,19 @@ all neighbours.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import fmean, median, stdev
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gnnsys.bench.case import Benchmark, Case, Side, Unit, Versus, score, value
+from gnnsys.bench.case import Benchmark, Case, Unit, Versus, score, value
 from gnnsys.bench.lab_jobs import NOTHING
-from gnnsys.bench.samplers.outcome import paired_noise
+from gnnsys.bench.samplers.outcome import figure_case, paired_noise
 from gnnsys.bench.workload import FULL, Workload
 from gnnsys.graph import NODE, Graph, available_datasets, dataset, sbm
 from gnnsys.loader import NeighborLoader
@@ -70,7 +71,8 @@ class ShuffleRun:
         return 100 * self.test[max(range(len(self.validation)), key=self.validation.__getitem__)]
 
 
-Runs = Mapping[str, list[ShuffleRun]]  # by mode, in the order of seeds
+Runs: TypeAlias = Mapping[str, list[ShuffleRun]]  # by mode, in the order of seeds
+Figures: TypeAlias = Mapping[str, Callable[[], float]]
 
 
 class _Trainer:
@@ -184,51 +186,42 @@ def _runs(work: Workload, name: str, task: ShuffleTask) -> Runs:
 def shuffle_cases(name: str, runs: Callable[[], Runs], *, is_judged: bool = True) -> Iterator[Case]:
     """Accuracy of adaptive shuffling beside always on and always off, and what batches cost in both orders."""
 
-    def case(what: str, unit: Unit, ours: str, sides: Mapping[str, Callable[[], float]], *versus: Versus) -> Case:
-        return Case(
-            f"shuffle/{name}/{what}", unit, lambda: {side: Side(of) for side, of in sides.items()}, versus, ours=ours,
-            repeats=1,
-        )  # fmt: skip
+    def by_mode(of: Callable[[list[ShuffleRun]], float], modes: Iterable[str] = MODES) -> Figures:
+        return {mode: partial(lambda mode: of(runs()[mode]), mode) for mode in modes}
 
-    def per_epoch(figure: str, mode: str) -> float:
-        return median(each for run in runs()[mode] for each in getattr(run, figure)[1:])  # the first one warms up
+    def noise(other: str) -> float:
+        """Of the difference between adaptive and another mode: runs of a seed share split and first weights."""
+        found = runs()
+        pairs = zip(found[ADAPTIVE], found[other], strict=True)
+        return paired_noise([ours.accuracy - theirs.accuracy for ours, theirs in pairs])
 
-    accuracy = {mode: partial(lambda mode: fmean(_accuracies(runs(), mode)), mode) for mode in MODES}
-    spread = {mode: partial(lambda mode: stdev(_accuracies(runs(), mode)), mode) for mode in MODES}
-    yield case("accuracy", score("%"), ADAPTIVE, accuracy, Versus((ON,)), Versus((OFF,)))
+    def case(what: str, unit: Unit, ours: str, sides: Figures, *versus: Versus) -> Case:
+        return figure_case(f"shuffle/{name}/{what}", unit, ours, sides, *versus)
+
+    both, target = (Versus((ON,)), Versus((OFF,))), 1.0 if is_judged else None
+    accuracy = by_mode(lambda found: fmean(run.accuracy for run in found))
+    yield case("accuracy", score("%"), ADAPTIVE, accuracy, *both)
     behind, noisy = f"{ON}, less {ALLOWED}", f"{OFF}, less noise"
-    allowed = {
+    allowed: Figures = {
         ADAPTIVE: accuracy[ADAPTIVE],
         behind: lambda: accuracy[ON]() - ALLOWED,
-        noisy: lambda: accuracy[OFF]() - paired_noise(_ahead(runs(), OFF)),
+        noisy: lambda: accuracy[OFF]() - noise(OFF),
     }
-    target = 1.0 if is_judged else None
-    versus = (Versus((behind,), target), Versus((noisy,), target))
-    yield case("accuracy, allowed", score("%"), ADAPTIVE, allowed, *versus)
-    yield case("spread", value("points"), ADAPTIVE, spread, Versus((ON,)), Versus((OFF,)))
-    noise = {ADAPTIVE: lambda: paired_noise(_ahead(runs(), ON))}
-    yield case(f"noise beside {ON}", value("points"), ADAPTIVE, noise, NOTHING)
-    for what, unit in {"rows": "rows", "seconds": "s"}.items():
-        sides = {mode: partial(per_epoch, what, mode) for mode in (OFF, ON)}
-        yield case(f"{what} in order", value(unit), OFF, sides, Versus((ON,)))
-    whole = {mode: partial(lambda mode: fmean(sum(run.seconds) for run in runs()[mode]), mode) for mode in MODES}
-    yield case("seconds of a run", value("s"), ADAPTIVE, whole, Versus((ON,)), Versus((OFF,)))
-    switch = {ADAPTIVE: lambda: fmean(_switches(runs()))}
-    yield case("epochs in order", value("epochs"), ADAPTIVE, switch, NOTHING)
+    yield case("accuracy, allowed", score("%"), ADAPTIVE, allowed, Versus((behind,), target), Versus((noisy,), target))
+    spread = by_mode(lambda found: stdev(run.accuracy for run in found))
+    yield case("spread", value("points"), ADAPTIVE, spread, *both)
+    yield case(f"noise beside {ON}", value("points"), ADAPTIVE, {ADAPTIVE: partial(noise, ON)}, NOTHING)
+    rows = by_mode(lambda found: fmean(each for run in found for each in run.rows), (OFF, ON))
+    yield case("rows of a batch in order", value("rows"), OFF, rows, Versus((ON,)))
+    epoch = by_mode(lambda found: median(each for run in found for each in run.seconds), (OFF, ON))
+    yield case("an epoch in order", value("s"), OFF, epoch, Versus((ON,)))
+    yield case("a run", value("s"), ADAPTIVE, by_mode(lambda found: fmean(sum(run.seconds) for run in found)), *both)
+    yield case("epochs in order", value("epochs"), ADAPTIVE, by_mode(_in_order, (ADAPTIVE,)), NOTHING)
 
 
-def _accuracies(runs: Runs, mode: str) -> list[float]:
-    return [run.accuracy for run in runs[mode]]
-
-
-def _ahead(runs: Runs, other: str) -> list[float]:
-    """How far adaptive is ahead of another mode, by seed: runs of a seed share split and first weights."""
-    return [a - b for a, b in zip(_accuracies(runs, ADAPTIVE), _accuracies(runs, other), strict=True)]
-
-
-def _switches(runs: Runs) -> list[int]:
-    """How many epochs were in order, by seed: all of them, where the curve did not bend."""
-    return [len(run.test) if run.switch is None else run.switch for run in runs[ADAPTIVE]]
+def _in_order(found: list[ShuffleRun]) -> float:
+    """All epochs, where the curve did not bend."""
+    return fmean(len(run.test) if run.switch is None else run.switch for run in found)
 
 
 BENCHMARKS: list[Benchmark] = [shuffle]

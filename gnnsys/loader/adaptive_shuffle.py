@@ -127,7 +127,7 @@ def _as_score(score: Any) -> float:
     try:
         if not isinstance(score, (str, bytes, bool)):
             return float(score)
-    except (TypeError, ValueError, RuntimeError):  # the last one is torch's, of several numbers
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last one is torch's, of several numbers
         pass
     raise ValueError(f"observe takes one number, a validation score of which more is better, got {score!r}")
 

@@ -243,11 +243,14 @@ seeds = gnnsys.split(graph, None, type=NODE, placement=Placement(rank, (0,) * wo
 loader = gnnsys.NeighborLoader(graph, [3, 2], input_nodes=seeds, batch_size=15, seed=5, shuffle="adaptive")
 if states:
     loader.load_state_dicts(states)
+told = {"one": [None, 0.5], "all": [0.25, 0.75], "gone": [0.5, None]}[sys.argv[3]][rank]
+if sys.argv[3] == "gone" and rank == 1:
+    sys.exit()
 epochs, saved = {}, {}
 for epoch in range(loader.epoch, int(sys.argv[2])):
     epochs[epoch] = [loader.input_ids(batch.input_id).tolist() for batch in loader]
-    if rank == 1:
-        loader.observe(0.5)  # the others say nothing
+    if told is not None:
+        loader.observe(told)
     saved[epoch] = loader.state_dict()
 dist.barrier()
 print(json.dumps([loader.shuffled_from, epochs, saved]))
@@ -257,7 +260,7 @@ dist.destroy_process_group()
 
 def test_all_ranks_switch_with_the_same_epoch_where_one_of_them_observes_and_other_numbers_of_them_go_on():
     """Two ranks begin, one goes on before the switch, and two behind it with what it had seen."""
-    ended = run_ranks(RANKS, 2, "[]", SWITCH + 1)
+    ended = run_ranks(RANKS, 2, "[]", SWITCH + 1, "one")
     two = [json.loads(rank.stdout.splitlines()[-1]) for rank in ended]
     assert [start for start, _, _ in two] == [SWITCH, SWITCH]
     for epoch in range(SWITCH + 1):
@@ -274,11 +277,18 @@ def test_all_ranks_switch_with_the_same_epoch_where_one_of_them_observes_and_oth
     one.load_state_dicts([states[str(SWITCH - 3)] for _, _, states in two])
     list(one)
     one.observe(0.5)
-    ended = run_ranks(RANKS, 2, json.dumps([one.state_dict()]), SWITCH + 1)
+    ended = run_ranks(RANKS, 2, json.dumps([one.state_dict()]), SWITCH + 1, "all")  # whose mean is what one has said
     again = [json.loads(rank.stdout.splitlines()[-1]) for rank in ended]
     assert [start for start, _, _ in again] == [SWITCH, SWITCH]
     for (_, epochs, _), (_, unbroken, _) in zip(again, two, strict=True):
         assert epochs == {epoch: seeds for epoch, seeds in unbroken.items() if int(epoch) >= SWITCH - 1}
+    assert all(states[str(SWITCH)]["shuffling"]["scores"] == [0.5] * SWITCH for _, _, states in again)
+
+
+def test_a_rank_whose_peers_do_not_begin_the_epoch_is_told_what_they_should_have_done():
+    alone, _ = run_ranks(RANKS, 2, "[]", SWITCH + 1, "gone", check=False)
+    assert alone.returncode != 0
+    assert "rank 0 has begun epoch 0, and other ranks have not come to agree whether to shuffle it" in alone.stderr
 
 
 @pytest.mark.parametrize("shuffle", ["other", "", None, 2])
@@ -287,7 +297,7 @@ def test_what_is_no_shuffle_is_refused(shuffle):
         nodes(shuffle)
 
 
-@pytest.mark.parametrize("score", ["0.5", None, True, [0.5, 0.6], torch.tensor([0.5, 0.6]), {}])
+@pytest.mark.parametrize("score", ["0.5", None, True, [0.5, 0.6], torch.tensor([0.5, 0.6]), {}, 10**400])
 def test_a_score_that_is_no_number_is_refused(score):
     with pytest.raises(ValueError, match="observe takes one number, a validation score of which more is better, got"):
         nodes("adaptive", num_threads=0).observe(score)
