@@ -54,6 +54,9 @@ class NeighborLoader(Loader):
     `pad`: batches are padded to a few sizes, so that a step can be captured once per size (`gnnsys.cuda.capture`).
     Results for the seeds stay the same. `batch.seed_mask` tells seeds from padding; see `PadSizes` and docs/gpu.md.
 
+    `shuffle="adaptive"`: batches in the order of `input_nodes` until what you `observe` after each epoch stops rising,
+    and shuffled from the next epoch on, on all ranks: docs/shuffle.md.
+
     `execution="auto"` tries where the graph is best kept for a GPU, or how many cores should load on the host, during
     the first batches of training, and goes on with what was fastest: `loader.plan`, docs/planning.md. The batches are
     the same.
