@@ -108,7 +108,7 @@ def test_batches_that_were_loaded_ahead_in_the_old_order_are_not_given_out():
     is_ahead = threading.Event()
 
     def note(batch: Any) -> Any:
-        loaded.append(batch.input_id)
+        loaded.append(batch.input_id.cpu())
         if len(loaded) > SWITCH * 8:
             is_ahead.set()
         return batch
