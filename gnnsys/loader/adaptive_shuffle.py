@@ -1,7 +1,8 @@
-"""`shuffle="adaptive"`: batches in the order of the inputs until validation scores bend, shuffled from then on.
+"""When a loader shuffles: always, never, or (`shuffle="adaptive"`) once the curve of validation scores has bent.
 
-Neighbours in the order of the inputs share neighbours, where that order is one of parts: batches read less. Shuffling
-gives the better model. So a model is first trained in order, and shuffled batches finish it (DAHA, 3.2.1).
+Inputs that are in the order of parts share neighbours with those beside them, so that batches in order read less.
+Shuffled batches give the better model. So a model is first trained in order, and shuffled batches finish it (DAHA,
+3.2.1).
 
 Ranks tell each other their scores whenever an epoch begins, which all of them do, not when they observe, which perhaps
 one of them does.
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 
 from gnnsys.loader.elbow import elbow_of
-from gnnsys.loader.schedule import ShuffleStart
+from gnnsys.loader.schedule import ADAPTIVE, Schedule, ShuffleStart
 from gnnsys.seeds import Ranks
 
 NAME = "shuffling"  # where it is in a loader's state
@@ -38,15 +39,28 @@ class SeenScores(NamedTuple):
 
 
 class AdaptiveShuffle:
-    """Decides for a loader and its ranks when shuffling begins, and sets `start`, which its schedules follow."""
+    """Decides for a loader and its ranks when shuffling begins, where the schedule is adaptive, and tells the schedule.
 
-    def __init__(self, start: ShuffleStart, ranks: Ranks) -> None:
-        self._start, self._ranks = start, ranks
+    Of another schedule there is nothing to decide, nor to remember.
+    """
+
+    def __init__(self, schedule: Schedule, ranks: Ranks) -> None:
+        self._schedule, self._ranks = schedule, ranks
         self._scores: list[float] = []
         self._observed: float | None = None
 
+    @property
+    def is_adaptive(self) -> bool:
+        return self._schedule.shuffle == ADAPTIVE
+
+    @property
+    def _start(self) -> ShuffleStart:
+        return self._schedule.shuffle_start
+
     def observe(self, score: Any) -> None:
         """Of several scores in an epoch the last one counts. One that is not finite is none."""
+        if not self.is_adaptive:
+            raise ValueError(f'observe is for loaders with shuffle="{ADAPTIVE}", not shuffle={self._schedule.shuffle}')
         found = _as_score(score)
         self._observed = found if math.isfinite(found) else None
 
@@ -55,7 +69,7 @@ class AdaptiveShuffle:
 
         All ranks call this whenever they begin to iterate, and are told the same.
         """
-        if self._start.epoch is not None:
+        if not self.is_adaptive or self._start.epoch is not None:
             return False
         told = self._exchange((self._observed, epoch))
         self._observed = None
@@ -92,21 +106,24 @@ class AdaptiveShuffle:
     # -- state ---------------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        return {"scores": list(self._scores), "observed": self._observed, "start": self._start.epoch}
+        """What a loader's state has of it."""
+        told = {"scores": list(self._scores), "observed": self._observed, "start": self._start.epoch}
+        return {NAME: told} if self.is_adaptive else {}
+
+    def read(self, states: Sequence[Mapping[str, Any]]) -> SeenScores:
+        """What loaders with these states, of one rank or of all, have seen; ValueError where they do not agree."""
+        if not self.is_adaptive:
+            return SeenScores([], None, self._start.epoch)
+        seen = [_from_state(state.get(NAME)) for state in states]
+        if any((each.scores, each.start) != (seen[0].scores, seen[0].start) for each in seen):
+            raise ValueError("these states are not of one moment: ranks have seen different scores")
+        return seen[0]._replace(observed=_mean([each.observed for each in seen]))
 
     def go_on_with(self, seen: SeenScores) -> bool:
         """Whether other epochs are shuffled than before."""
         before = self._start.epoch
         self._scores, self._observed, self._start.epoch = list(seen.scores), seen.observed, seen.start
         return self._start.epoch != before
-
-
-def read_scores(states: Sequence[Mapping[str, Any]]) -> SeenScores:
-    """What loaders with these states, of one rank or of all, have seen together; ValueError where that is nothing."""
-    seen = [_from_state(state.get(NAME)) for state in states]
-    if any((each.scores, each.start) != (seen[0].scores, seen[0].start) for each in seen):
-        raise ValueError("these states are not of one moment: ranks have seen different scores")
-    return seen[0]._replace(observed=_mean([each.observed for each in seen]))
 
 
 def _from_state(state: Any) -> SeenScores:

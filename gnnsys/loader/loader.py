@@ -10,8 +10,7 @@ import torch
 
 from gnnsys.comm import BatchLoop, use_context
 from gnnsys.graph import Graph, IdsLike, as_ids
-from gnnsys.loader.adaptive_shuffle import NAME as SHUFFLING
-from gnnsys.loader.adaptive_shuffle import AdaptiveShuffle, SeenScores, read_scores
+from gnnsys.loader.adaptive_shuffle import AdaptiveShuffle
 from gnnsys.loader.batch import Batch
 from gnnsys.loader.default_threads import LoadingWork, default_fetch_threads, default_num_threads
 from gnnsys.loader.device_copy import DeviceCopy, resolve, sampled_on
@@ -32,7 +31,7 @@ from gnnsys.loader.planned import (
 from gnnsys.loader.reserved import check_names_free
 from gnnsys.loader.row_cache import keeper_of
 from gnnsys.loader.sampled import Compact, Inputs, Sampled
-from gnnsys.loader.schedule import ADAPTIVE, Schedule, Ticket, shuffled
+from gnnsys.loader.schedule import Schedule, Ticket, shuffled
 from gnnsys.observe import BatchTrace, Trace
 from gnnsys.ops import BufferPool
 from gnnsys.pipeline import OfThisProcess, Pipeline, Scope, Stage, StageCounters
@@ -86,8 +85,7 @@ class Loader:
         self.graph = graph
         self._schedule = schedule
         self._ranks = ranks
-        is_adaptive = schedule.shuffle == ADAPTIVE
-        self._adaptive = AdaptiveShuffle(schedule.shuffle_start, ranks) if is_adaptive else None
+        self._shuffling = AdaptiveShuffle(schedule, ranks)
         self._identity = identity
         self._sampler = sampler  # whose state is part of the loader's
         self._across_epochs = across_epochs
@@ -237,7 +235,7 @@ class Loader:
 
     def __iter__(self) -> Iterator[Batch]:
         at = self._at
-        if self._adaptive is not None and self._adaptive.agree(at.epoch + (at.batch > 0)):
+        if self._shuffling.agree(at.epoch + (at.batch > 0)):
             self._drop_order()
         if len(self) == 0:
             return iter(())
@@ -283,9 +281,7 @@ class Loader:
         Shuffling begins with the first epoch that is begun after the curve has bent (`elbow_of`), on all ranks, and
         stays. Ranks with a score count by their mean. NaN and infinities are no score.
         """
-        if self._adaptive is None:
-            raise ValueError(f'observe is for loaders with shuffle="{ADAPTIVE}", this one has {self._schedule.shuffle}')
-        self._adaptive.observe(validation)
+        self._shuffling.observe(validation)
 
     @property
     def shuffled_from(self) -> int | None:
@@ -348,7 +344,7 @@ class Loader:
         state = {**at._asdict(), **self._ranks.state(), **self._schedule.state(), "leftover": left}
         learned = {} if self._sampler is None else self._sampler.state_dict()
         state |= {MADE_OF: self._identity.state(), **({"sampler": learned} if learned else {})}
-        state |= {} if self._adaptive is None else {SHUFFLING: self._adaptive.state()}
+        state |= self._shuffling.state()
         return state if self._execution is None else {**state, "execution": self._execution.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -363,9 +359,10 @@ class Loader:
                 raise ValueError(f"this state is of a loader with {name}={state.get(name)}, here it is {ours}")
         self._identity.check(state)
         ticket, leftover = Ticket(int(state["epoch"]), int(state["batch"])), self._ranks.leftover_of(state)
-        seen = read_scores([state])
+        seen = self._shuffling.read([state])
         self._load_sampler([state], ticket)
-        self._load_scores(seen)
+        if self._shuffling.go_on_with(seen):
+            self.close()
         if self._execution is not None and "execution" in state:
             self._execution.load_state_dict(state["execution"])
         self._go_to(ticket, leftover)
@@ -378,23 +375,19 @@ class Loader:
         behind it are ordinary. Every rank calls it with the same states. `batch_size` and `drop_last` may be others.
         """
         own = self._ranks.own_state(states)
-        seen = read_scores(states)
+        seen = self._shuffling.read(states)
         if own is not None:
             return self.load_state_dict(own)
         ours = {name: getattr(self._schedule, name) for name in ("shuffle", "seed")}
         epoch = int(states[0]["epoch"])
-        is_shuffled = self._schedule.shuffles(epoch) if self._adaptive is None else seen.shuffles(epoch)
-        leftover = self._ranks.deal(states, ours, is_shuffled=is_shuffled)
+        leftover = self._ranks.deal(states, ours, is_shuffled=seen.shuffles(epoch))
         for state in states:
             self._identity.check_sampling(state)
         ticket = Ticket(epoch, 0 if leftover is None else leftover.first)
         self._load_sampler(states, ticket)
-        self._load_scores(seen)
-        self._go_to(ticket, leftover)
-
-    def _load_scores(self, seen: SeenScores) -> None:
-        if self._adaptive is not None and self._adaptive.go_on_with(seen):
+        if self._shuffling.go_on_with(seen):
             self.close()
+        self._go_to(ticket, leftover)
 
     def _load_sampler(self, states: Sequence[Mapping[str, Any]], ticket: Ticket) -> None:
         """What samplers of all ranks had learned, one or several, before the batch of `ticket`."""

@@ -306,7 +306,7 @@ def test_a_score_that_is_no_number_is_refused(score):
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_scores_are_for_adaptive_loaders_alone(shuffle):
     loader = nodes(shuffle, num_threads=0)
-    with pytest.raises(ValueError, match=f'observe is for loaders with shuffle="adaptive", this one has {shuffle}'):
+    with pytest.raises(ValueError, match=f'observe is for loaders with shuffle="adaptive", not shuffle={shuffle}'):
         loader.observe(0.5)
     assert loader.shuffled_from == (0 if shuffle else None) and "shuffling" not in loader.state_dict()
 
