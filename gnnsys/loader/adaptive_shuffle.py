@@ -64,15 +64,16 @@ class AdaptiveShuffle:
         found = _as_score(score)
         self._observed = found if math.isfinite(found) else None
 
-    def agree(self, epoch: int) -> bool:
+    def agree(self, epoch: int, *, goes_on: bool) -> bool:
         """Whether shuffling begins, with the first epoch that none of the ranks has begun; `epoch` is that of this one.
 
-        All ranks call this whenever they begin to iterate, and are told the same.
+        All ranks call this whenever they begin to iterate, and are told the same. `goes_on`: with the rest of an epoch,
+        in which more may be observed.
         """
         if not self.is_adaptive or self._start.epoch is not None:
             return False
-        told = self._exchange((self._observed, epoch))
-        self._observed = None
+        told = self._exchange((None if goes_on else self._observed, epoch))
+        self._observed = self._observed if goes_on else None
         score = _mean([score for score, _ in told])
         if score is None:
             return False

@@ -235,7 +235,7 @@ class Loader:
 
     def __iter__(self) -> Iterator[Batch]:
         at = self._at
-        if self._shuffling.agree(at.epoch + (at.batch > 0)):
+        if self._shuffling.agree(at.epoch + (at.batch > 0), goes_on=self._is_resuming and at.batch > 0):
             self._drop_order()
         if len(self) == 0:
             return iter(())

@@ -132,6 +132,7 @@ def test_a_run_that_is_killed_anywhere_and_resumed_gives_the_same_batches(num_th
         states.append((epoch * length, first.state_dict()))  # what was observed is in it, though nothing was decided
         for number, _ in enumerate(first, 1):
             states.append((epoch * length + number, first.state_dict()))
+            first.observe(-5.0 * epoch)  # the last one of the epoch counts, though the run is broken off in between
         first.observe(rising(epoch))
     switch = first.shuffled_from
     assert switch is not None and SETTLED < switch < EPOCHS
