@@ -249,7 +249,10 @@ if sys.argv[3] == "gone" and rank == 1:
     sys.exit()
 epochs, saved = {}, {}
 for epoch in range(loader.epoch, int(sys.argv[2])):
-    epochs[epoch] = [loader.input_ids(batch.input_id).tolist() for batch in loader]
+    epochs[epoch] = []
+    for batch in loader:
+        epochs[epoch].append(loader.input_ids(batch.input_id).tolist())
+        saved[f"{epoch}, batch {len(epochs[epoch])}"] = loader.state_dict()
     if told is not None:
         loader.observe(told)
     saved[epoch] = loader.state_dict()
@@ -275,6 +278,10 @@ def test_all_ranks_switch_with_the_same_epoch_where_one_of_them_observes_and_oth
         own = epochs_of(one, SWITCH + 1, flat)
         assert one.shuffled_from == SWITCH
         assert same(own[-1], epochs_of(nodes(True, num_threads=0), SWITCH + 1)[SWITCH])
+    for epoch in (SWITCH - 1, SWITCH):  # in mid-epoch: one rank goes on with what two have left, in the order of then
+        one.load_state_dicts([states[f"{epoch}, batch 2"] for _, _, states in two])
+        rest = [int(i) for batch in one for i in one.input_ids(batch.input_id)]
+        assert rest == [i for _, epochs, _ in two for batch in epochs[str(epoch)][2:] for i in batch]
     one.load_state_dicts([states[str(SWITCH - 3)] for _, _, states in two])
     list(one)
     one.observe(0.5)
