@@ -61,6 +61,8 @@ class DataLoader:
                 f"graph_sampler must be a sampler of gnnsys.dgl, got {type(graph_sampler).__name__}: "
                 "use dgl.dataloading.DataLoader for other samplers"
             )
+        if shuffle not in (True, False):
+            raise ValueError(f"shuffle must be True or False, got {shuffle!r}: gnnsys.NeighborLoader has others")
         if use_uva:
             raise ValueError("use_uva is not supported: graph and features stay in host memory, leave it False")
         self._of_this_process = OfThisProcess(type(self).__name__)

@@ -89,7 +89,7 @@ class LinkNeighborLoader(Loader):
         one_type_per_batch: bool = False,
         edge_mask: str | EdgeFilter | None = None,
         batch_size: int = 1,
-        shuffle: bool = False,
+        shuffle: bool | str = False,
         drop_last: bool = False,
         seed: int = 0,
         replace: bool = False,

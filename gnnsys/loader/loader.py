@@ -10,6 +10,7 @@ import torch
 
 from gnnsys.comm import BatchLoop, use_context
 from gnnsys.graph import Graph, IdsLike, as_ids
+from gnnsys.loader.adaptive_shuffle import AdaptiveShuffle
 from gnnsys.loader.batch import Batch
 from gnnsys.loader.default_threads import LoadingWork, SumThreads, default_fetch_threads, default_num_threads
 from gnnsys.loader.device_copy import DeviceCopy, resolve, sampled_on
@@ -80,6 +81,7 @@ class Loader:
         self.graph = graph
         self._schedule = schedule
         self._ranks = ranks
+        self._shuffling = AdaptiveShuffle(schedule, ranks)
         self._identity = identity
         self._sampler = sampler  # whose state is part of the loader's
         self._across_epochs = across_epochs
@@ -162,6 +164,7 @@ class Loader:
                 )  # fmt: skip
             check_room(way, target)
             loader = make(way)
+            loader._schedule.shuffle_start = own._schedule.shuffle_start  # they switch together
 
             def take_over(leftover: Leftover | None) -> None:
                 loader.close()
@@ -235,11 +238,14 @@ class Loader:
         return Ticket(self._ending, self._position - self._schedule.first(self._ending))
 
     def __iter__(self) -> Iterator[Batch]:
+        at = self._at
+        if self._shuffling.agree(at.epoch + (at.batch > 0), goes_on=self._is_resuming and at.batch > 0):
+            self._drop_order()
         if len(self) == 0:
             return iter(())
         self._iteration += 1
         is_resuming, self._is_resuming = self._is_resuming, False
-        if not is_resuming and self._at.batch > 0:
+        if not is_resuming and at.batch > 0:
             self._position = self._schedule.first(self.epoch + 1)  # an epoch that was left early is over
         elif self._ending is not None:  # resumed behind its last batch: only the caller's own end of it is left to do
             self._ending = None
@@ -271,6 +277,26 @@ class Loader:
             loop.leave()
             if not self._across_epochs and iteration == self._iteration:
                 self.close()
+
+    def observe(self, validation: float) -> None:
+        """Tells a loader with `shuffle="adaptive"` how good the model is after an epoch: more is better, so of a loss
+        its negative. Call it once per epoch, on any ranks.
+
+        Shuffling begins with the first epoch that is begun after the curve has bent (`elbow_of`), on all ranks, and
+        stays. Ranks with a score count by their mean. NaN and infinities are no score.
+        """
+        self._shuffling.observe(validation)
+
+    @property
+    def shuffled_from(self) -> int | None:
+        """The first epoch that is shuffled; None where there is none, or none yet."""
+        return self._schedule.shuffle_start.epoch
+
+    def _drop_order(self) -> None:
+        """Other epochs are shuffled than before: what was loaded ahead, and what was measured of it, is void."""
+        if self._execution is not None:
+            self._execution.begin_anew()
+        self.close()
 
     def _pipeline_at(self, position: int) -> Pipeline:
         if self._copy is not None:
@@ -322,6 +348,7 @@ class Loader:
         state = {**at._asdict(), **self._ranks.state(), **self._schedule.state(), "leftover": left}
         learned = {} if self._sampler is None else self._sampler.state_dict()
         state |= {MADE_OF: self._identity.state(), **({"sampler": learned} if learned else {})}
+        state |= self._shuffling.state()
         return state if self._execution is None else {**state, "execution": self._execution.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -339,7 +366,10 @@ class Loader:
         execution, planned = self._execution, None
         if execution is not None and "execution" in state:
             planned = execution.read_state(state["execution"])
+        seen = self._shuffling.read([state])
         self._load_sampler([state], ticket)
+        if self._shuffling.go_on_with(seen):
+            self.close()
         if execution is not None and planned is not None:
             execution.load_state(planned)
         self._go_to(ticket, leftover)
@@ -352,14 +382,18 @@ class Loader:
         behind it are ordinary. Every rank calls it with the same states. `batch_size` and `drop_last` may be others.
         """
         own = self._ranks.own_state(states)
+        seen = self._shuffling.read(states)
         if own is not None:
             return self.load_state_dict(own)
         ours = {name: getattr(self._schedule, name) for name in ("shuffle", "seed")}
-        leftover = self._ranks.deal(states, ours)
+        epoch = int(states[0]["epoch"])
+        leftover = self._ranks.deal(states, ours, is_shuffled=seen.shuffles(epoch))
         for state in states:
             self._identity.check_sampling(state)
-        ticket = Ticket(int(states[0]["epoch"]), 0 if leftover is None else leftover.first)
+        ticket = Ticket(epoch, 0 if leftover is None else leftover.first)
         self._load_sampler(states, ticket)
+        if self._shuffling.go_on_with(seen):
+            self.close()
         self._go_to(ticket, leftover)
 
     def _load_sampler(self, states: Sequence[Mapping[str, Any]], ticket: Ticket) -> None:
@@ -391,7 +425,8 @@ class Loader:
 
         def order(origin: int) -> torch.Tensor | None:
             assert leftover is not None
-            return shuffled(len(leftover.origins[origin]), schedule.seed, leftover.epoch) if schedule.shuffle else None
+            size, is_shuffled = len(leftover.origins[origin]), schedule.shuffles(leftover.epoch)
+            return shuffled(size, schedule.seed, leftover.epoch) if is_shuffled else None
 
         inputs.take_over(leftover, recipe, order)
 

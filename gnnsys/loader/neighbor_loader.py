@@ -55,6 +55,9 @@ class NeighborLoader(Loader):
     `pad`: batches are padded to a few sizes, so that a step can be captured once per size (`gnnsys.cuda.capture`).
     Results for the seeds stay the same. `batch.seed_mask` tells seeds from padding; see `PadSizes` and docs/gpu.md.
 
+    `shuffle="adaptive"`: batches in the order of `input_nodes` until what you `observe` after each epoch stops rising,
+    and shuffled from the next epoch on, on all ranks: docs/shuffle.md.
+
     `execution="auto"` tries where the graph is best kept for a GPU, or how many cores should load on the host, during
     the first batches of training, and goes on with what was fastest: `loader.plan`, docs/planning.md. The batches are
     the same. With `model` also whether sums of its first layer are made by the loader, from the graph's rows: then
@@ -73,7 +76,7 @@ class NeighborLoader(Loader):
         input_nodes: InputNodes = None,
         input_time: Tensor | Mapping[NodeType, Tensor] | None = None,
         batch_size: int = 1,
-        shuffle: bool = False,
+        shuffle: bool | str = False,
         drop_last: bool = False,
         seed: int = 0,
         replace: bool = False,

@@ -262,6 +262,14 @@ class PlannedExecution:
         self._current = None
         self._threads.release()
 
+    def begin_anew(self) -> None:
+        """Batches are others from here on, larger ones say: a trial that is not over begins again."""
+        self._leave()
+        self._clock.forget()
+        if self.plan.chosen is None:
+            self._num_tried = 0
+            self.plan.trial.seconds.clear()
+
     def take_over(self, leftover: Leftover | None) -> None:
         """Tells all ways of an epoch that was dealt anew; those that are made later are told when they are."""
         self._leave()

@@ -19,6 +19,7 @@ from gnnsys.loader.options import check_count
 from gnnsys.ops import stream_key
 from gnnsys.seeds import Leftover, even_range, num_batches
 
+ADAPTIVE = "adaptive"
 _SHUFFLE = 0x5348  # domain of the shuffle's stream: apart from sampling and negatives under the same seed
 
 
@@ -29,6 +30,13 @@ class Ticket(NamedTuple):
     batch: int
 
 
+class ShuffleStart:
+    """The first epoch that is shuffled, None where there is none yet. Schedules of the same batches share it."""
+
+    def __init__(self, epoch: int | None) -> None:
+        self.epoch = epoch
+
+
 def generator(*key: int) -> torch.Generator:
     """A CPU generator whose stream is a function of `key` alone."""
     return torch.Generator().manual_seed(stream_key(*key) & 0xFFFFFFFF)
@@ -36,7 +44,8 @@ def generator(*key: int) -> torch.Generator:
 
 @dataclass
 class Schedule:
-    """Cuts `num_inputs` inputs into batches, in another order every epoch if `shuffle`.
+    """Cuts `num_inputs` inputs into batches, in another order every epoch if `shuffle`; if that is "adaptive", in their
+    own order in epochs before `shuffle_start`, which somebody else sets.
 
     With `largest` the inputs are one of several shares, none of them larger: every share is cut into as many batches
     as the largest needs, ceil(largest / batch_size), of sizes that differ by at most one. Nothing is dropped or
@@ -46,7 +55,7 @@ class Schedule:
 
     num_inputs: int
     batch_size: int
-    shuffle: bool
+    shuffle: bool | str
     drop_last: bool
     seed: int
     largest: int | None = None
@@ -55,6 +64,9 @@ class Schedule:
         self.batch_size = check_count("batch_size", self.batch_size, 1)
         if self.largest is not None and self.largest < self.num_inputs:
             raise ValueError(f"the largest share has {self.largest} seeds, but this one {self.num_inputs}")
+        if self.shuffle not in (True, False, ADAPTIVE):
+            raise ValueError(f'shuffle must be True, False or "{ADAPTIVE}", got {self.shuffle!r}')
+        self.shuffle_start = ShuffleStart(0 if self.shuffle and self.shuffle != ADAPTIVE else None)
         self.leftover: Leftover | None = None
         self._orders: dict[int, Tensor] = {}
         self._lock = threading.Lock()
@@ -104,7 +116,12 @@ class Schedule:
             begin, end = even_range(ticket.batch - left.first, left.num_inputs, steps, self.batch_size)
             return torch.arange(self.num_inputs + begin, self.num_inputs + end, device="cpu")
         begin, end = self._range(ticket.batch)
-        return self._order(ticket.epoch)[begin:end] if self.shuffle else torch.arange(begin, end, device="cpu")
+        is_shuffled = self.shuffles(ticket.epoch)
+        return self._order(ticket.epoch)[begin:end] if is_shuffled else torch.arange(begin, end, device="cpu")
+
+    def shuffles(self, epoch: int) -> bool:
+        """Whether the inputs of this epoch are shuffled."""
+        return self.shuffle_start.epoch is not None and epoch >= self.shuffle_start.epoch
 
     def _num_left(self, left: Leftover) -> int:
         return num_batches(left.largest, self.batch_size, self.drop_last)

@@ -52,7 +52,7 @@ class SubgraphLoader(Loader):
         *,
         inputs: IdsLike | None = None,
         batch_size: int = 1,
-        shuffle: bool = False,
+        shuffle: bool | str = False,
         drop_last: bool = False,
         seed: int = 0,
         fetch: Names | None = None,

@@ -50,6 +50,11 @@ class TurnSchedule(Schedule):
 
     parts: list[Schedule] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for part in self.parts:
+            part.shuffle_start = self.shuffle_start
+
     def __len__(self) -> int:
         return sum(map(len, self.parts))
 
@@ -71,8 +76,9 @@ class TurnSchedule(Schedule):
 
 
 def typed_schedule(
-    links: Mapping[EdgeType, TypedLinks], batch_size: int, shuffle: bool, drop_last: bool, seed: int, *, in_turn: bool
-) -> Schedule:
+    links: Mapping[EdgeType, TypedLinks], batch_size: int, shuffle: bool | str, drop_last: bool, seed: int, *,
+    in_turn: bool,
+) -> Schedule:  # fmt: skip
     """Batches of links of all types together, or of one type each."""
     largest = [of.largest for of in links.values()]
     shares = [size for size in largest if size is not None]

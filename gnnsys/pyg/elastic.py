@@ -26,7 +26,7 @@ def deal_states(loader: ThreadedLoader, states: Sequence[Mapping[str, Any]]) -> 
 
     What each rank draws for itself (the seed of an epoch, the order of later ones) continues from one of the old ranks.
     """
-    leftover = loader.ranks.deal(states, loader.order_options())
+    leftover = loader.ranks.deal(states, loader.order_options(), is_shuffled=loader.shuffles)
     mine = states[loader.ranks.rank % len(states)]
     state = {"epoch": mine["epoch"], "batch": 0, "generator": mine["generator"], "leftover": None}
     if leftover is None:

@@ -92,10 +92,13 @@ class Ranks:
         alike = [rank for rank, share in enumerate(theirs) if share == ours[self.rank]]  # several, where they are empty
         return states[alike[ours[: self.rank].count(ours[self.rank])]]
 
-    def deal(self, states: Sequence[Mapping[str, Any]], ours: Mapping[str, Any]) -> Leftover | None:
+    def deal(
+        self, states: Sequence[Mapping[str, Any]], ours: Mapping[str, Any], *, is_shuffled: bool
+    ) -> Leftover | None:
         """This rank's share of what ranks with these states have left; None at the beginning of an epoch.
 
-        `ours` is what must have been the same there for the order of their seeds to be known here.
+        `ours` is what must have been the same there for the order of their seeds to be known here; `is_shuffled`:
+        whether the epoch that they are in is.
         """
         if all(int(state["batch"]) == 0 and state.get("leftover") is None for state in states):
             return None
@@ -117,7 +120,7 @@ class Ranks:
                 f"{len(states)} ranks"
             )
         assert self.recipe is not None
-        return deal(states, self.recipe, bool(ours["shuffle"]))
+        return deal(states, self.recipe, is_shuffled)
 
 
 def is_over(state: Mapping[str, Any]) -> bool:

@@ -223,6 +223,8 @@ def test_what_is_not_supported_says_so_early() -> None:
         ours.NeighborSampler([2], prob="w", mask="keep")
     with pytest.raises(ValueError, match="graph_sampler"):
         ours.DataLoader(g, torch.arange(5), dgl.dataloading.NeighborSampler([2]))
+    with pytest.raises(ValueError, match="shuffle must be True or False, got 'adaptive'"):
+        ours.DataLoader(g, torch.arange(5), ours.NeighborSampler([2]), shuffle="adaptive")
     with pytest.raises(ValueError, match="use_uva"):
         ours.DataLoader(g, torch.arange(5), ours.NeighborSampler([2]), use_uva=True)
     with pytest.raises(ValueError, match="process group"):
