@@ -199,8 +199,9 @@ class _Operations:
         counts = [rows if transformed is None else transformed] + [rows] * (kind.products - 1)
         for number, count in enumerate(counts):
             first = needs_weights and number == 0
-            sizes = {"rows": count, "inner": inner, "width": outer}
-            after = self.add("product/device", GPU, after, needs_weights=first, **sizes)
+            after = self.add(
+                "product/device", GPU, after, needs_weights=first, rows=count, inner=inner, width=outer
+            )  # fmt: skip
         if kind.has_mlp:
             after = self.add("product/device", GPU, after, rows=rows, inner=outer, width=width)
         return after
@@ -212,12 +213,15 @@ class _Operations:
         """Of the weights of the products above, and of what they were applied to."""
         outer = self._hidden if kind.has_mlp else width
         if kind.has_mlp:
-            sizes = {"rows": rows, "inner": outer, "width": width}
-            after = self.add("backward/device", GPU, after, input_gradient=1, **sizes)
+            after = self._gradient(rows, outer, width, True, after)
         for count in [rows if transformed is None else transformed] + [rows] * (kind.products - 1):
-            sizes = {"rows": count, "inner": inner, "width": outer, "input_gradient": int(of_inputs)}
-            after = self.add("backward/device", GPU, after, **sizes)
+            after = self._gradient(count, inner, outer, of_inputs, after)
         return after
+
+    def _gradient(self, rows: float, inner: int, width: int, of_inputs: bool, after: After) -> After:
+        return self.add(
+            "backward/device", GPU, after, rows=rows, inner=inner, width=width, input_gradient=int(of_inputs)
+        )
 
     def layer(
         self, kind: LayerKind, size: LayerSize, inner: int, width: int, *, after: After, is_first: bool = False
@@ -269,8 +273,8 @@ def _edges(kind: LayerKind, size: LayerSize) -> float:
 
 def _sample(made: _Operations, batch: BatchSizes, sampling: str) -> After:
     """Structure, where it was sampled."""
-    sizes = {"edges": batch.sampled_edges, "nodes": batch.layers[0].sources, "hops": len(batch.layers)}
-    return made.add(f"sample/{sampling}", SAMPLING[sampling], (), **sizes)
+    edges, nodes, hops = batch.sampled_edges, batch.layers[0].sources, len(batch.layers)
+    return made.add(f"sample/{sampling}", SAMPLING[sampling], (), edges=edges, nodes=nodes, hops=hops)
 
 
 def _structure_up(made: _Operations, batch: BatchSizes, sampled: After) -> After:

@@ -91,12 +91,11 @@ class PlanGraph:
         for number, one in enumerate(self.operations):
             alone = len(one.after) == 1 and followers[one.after[0]] == [number]
             alone = alone and not (in_order and one.needs_weights)
-            before = made[place[one.after[0]]] if alone else None
-            if before is not None and before.resource == one.resource:
+            joined = made[place[one.after[0]]] if alone else None
+            if joined is not None and joined.resource == one.resource:
                 into = place[number] = place[one.after[0]]
-                name = f"{before.operator}, {one.operator}"
-                seconds = before.seconds + one.seconds
-                made[into] = Operation(name, one.resource, seconds, before.after, before.needs_weights)
+                name, seconds = f"{joined.operator}, {one.operator}", joined.seconds + one.seconds
+                made[into] = Operation(name, one.resource, seconds, joined.after, joined.needs_weights)
             else:
                 place[number] = len(made)
                 after = tuple(sorted({place[other] for other in one.after}))

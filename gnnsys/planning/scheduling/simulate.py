@@ -49,11 +49,13 @@ def steady_seconds(graphs: Sequence[PlanGraph], *, rounds: int = 6, in_order: bo
     return max(least, (whole - half) / rounds) / len(graphs)
 
 
-def best_schedule(graphs: Sequence[PlanGraph], *, most_nodes: int = _MOST_NODES) -> BatchSchedule:
-    """The shortest schedule of up to four batches; of more, the shorter of two by lists. Steps are in any order."""
+def best_schedule(
+    graphs: Sequence[PlanGraph], *, exact_up_to: int = EXACT_BATCHES, most_nodes: int = _MOST_NODES
+) -> BatchSchedule:
+    """The shortest schedule of few batches; of more, the shorter of two by lists. Steps are in any order."""
     lists = [_by_priority(graphs, False, rule) for rule in (_batch_first, _tail_first(graphs))]
     best = min(lists, key=lambda one: one.seconds)
-    if len(graphs) > EXACT_BATCHES:
+    if len(graphs) > exact_up_to:
         return best
     return _Search(graphs, best, most_nodes).run()
 
