@@ -1,5 +1,16 @@
-"""Planning: what runs where, from what this machine can do and what was measured. `execution` plans one process."""
+"""Planning: what runs where, from what this machine can do and what was measured. `execution` plans one process,
+`costs` says what operators cost."""
 
+from gnnsys.planning.costs import (
+    CostContext,
+    CostModel,
+    CubicCost,
+    MachineFacts,
+    MachineProfile,
+    Observation,
+    OperatorCost,
+    TransferCost,
+)
 from gnnsys.planning.execution.compute_threads import ComputeThreads
 from gnnsys.planning.execution.plan import ExecutionPlan
 from gnnsys.planning.execution.propose import BatchLoad, Memory, is_given, propose_places, propose_splits
@@ -15,9 +26,17 @@ __all__ = [
     "PINNED",
     "BatchLoad",
     "ComputeThreads",
+    "CostContext",
+    "CostModel",
+    "CubicCost",
     "ExecutionPlan",
+    "MachineFacts",
+    "MachineProfile",
     "Memory",
+    "Observation",
+    "OperatorCost",
     "Rates",
+    "TransferCost",
     "TurnClock",
     "Way",
     "WayTrial",
