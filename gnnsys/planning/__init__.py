@@ -11,37 +11,81 @@ from gnnsys.planning.costs import (
     OperatorCost,
     TransferCost,
 )
+from gnnsys.planning.execution.choose_rules import GraphBytes, choose_for_batches, choose_for_epochs
+from gnnsys.planning.execution.comparison import PlanComparison, PlanEstimate, compare_batches
 from gnnsys.planning.execution.compute_threads import ComputeThreads
+from gnnsys.planning.execution.expected_sizes import expected_sizes
+from gnnsys.planning.execution.model_shape import KINDS, LayerSize, ModelShape
 from gnnsys.planning.execution.plan import ExecutionPlan
 from gnnsys.planning.execution.propose import BatchLoad, Memory, is_given, propose_places, propose_splits
 from gnnsys.planning.execution.rates import Rates, measure_rates
+from gnnsys.planning.execution.rules import BatchRule, BatchSizes, plan_batch
 from gnnsys.planning.execution.trial import WayTrial
 from gnnsys.planning.execution.turn_clock import TurnClock
 from gnnsys.planning.execution.way import CACHED, DEVICE, GIVEN, PINNED, Way
+from gnnsys.planning.scheduling.grouping import GroupedPlan, plan_groups
+from gnnsys.planning.scheduling.operations import Operation, OperatorCosts, PlanGraph
+from gnnsys.planning.scheduling.sampling_turns import (
+    SamplingForecast,
+    SamplingTurns,
+    assign_longest_first,
+    assign_nearly_best,
+)
+from gnnsys.planning.scheduling.shares import RuleShares, bound, round_shares
+from gnnsys.planning.scheduling.simulate import BatchSchedule, best_schedule, list_schedule, steady_seconds
 
 __all__ = [
     "CACHED",
     "DEVICE",
     "GIVEN",
+    "KINDS",
     "PINNED",
     "BatchLoad",
+    "BatchRule",
+    "BatchSchedule",
+    "BatchSizes",
     "ComputeThreads",
     "CostContext",
     "CostModel",
     "CubicCost",
     "ExecutionPlan",
+    "GraphBytes",
+    "GroupedPlan",
+    "LayerSize",
     "MachineFacts",
     "MachineProfile",
     "Memory",
+    "ModelShape",
     "Observation",
+    "Operation",
     "OperatorCost",
+    "OperatorCosts",
+    "PlanComparison",
+    "PlanEstimate",
+    "PlanGraph",
     "Rates",
+    "RuleShares",
+    "SamplingForecast",
+    "SamplingTurns",
     "TransferCost",
     "TurnClock",
     "Way",
     "WayTrial",
+    "assign_longest_first",
+    "assign_nearly_best",
+    "best_schedule",
+    "bound",
+    "choose_for_batches",
+    "choose_for_epochs",
+    "compare_batches",
+    "expected_sizes",
     "is_given",
+    "list_schedule",
     "measure_rates",
+    "plan_batch",
+    "plan_groups",
     "propose_places",
     "propose_splits",
+    "round_shares",
+    "steady_seconds",
 ]

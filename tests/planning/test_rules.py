@@ -9,17 +9,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import gnnsys
 from gnnsys import nn
 from gnnsys.graph import sbm
-from gnnsys.planning.execution.rules import (
-    AGGREGATE,
-    PURE,
-    SPLIT,
-    TRANSFORM,
-    BatchRule,
-    BatchSizes,
-    LayerSize,
-    ModelShape,
-    plan_batch,
-)
+from gnnsys.planning.execution.model_shape import AGGREGATE, PURE, SPLIT, TRANSFORM, LayerSize, ModelShape
+from gnnsys.planning.execution.rules import BatchRule, BatchSizes, plan_batch
 from gnnsys.planning.scheduling.operations import CORES, DOWN, GPU, UP
 
 GATHERS = 4  # multiply-adds in the time in which an element is summed, as nn/order.py has it for a processor
@@ -107,7 +98,7 @@ def test_split_is_pre_aggregate_without_a_cache_and_nothing_for_the_host_with_al
 
     whole = plan_batch(CountedWork(), shape, sizes, BatchRule(AGGREGATE, "pinned", "host")).busy()
     assert split(0.0) == pytest.approx(whole)
-    assert split(1.0)[CORES] == 0 and split(1.0)[UP] == 1, "sampling over the bus alone"
+    assert split(1.0)[CORES] == 0 and split(1.0)[UP] == 1 and split(1.0)[DOWN] == 0, "the device does it"
     assert split(1.0)[GPU] - split(0.0)[GPU] == pytest.approx(4 * 24 * first.sources + GATHERS * 24 * first.edges)
     halves = [split(share) for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
     assert all(a[CORES] > b[CORES] and a[UP] > b[UP] for a, b in itertools.pairwise(halves))

@@ -73,7 +73,8 @@ def _best_vertex(matrix: np.ndarray) -> np.ndarray:
     unknowns. An optimum is a mix of such vertices, so the best of them is one.
     """
     num_resources, num_rules = matrix.shape
-    best, best_seconds = np.zeros(num_rules), np.inf
+    best, least = np.zeros(num_rules), (np.inf, np.inf)
+    works = matrix.sum(axis=0)
     for k in range(1, min(num_rules, num_resources) + 1):
         of_rules = np.array(list(combinations(range(num_rules), k)))
         for rows in combinations(range(num_resources), k):
@@ -89,9 +90,11 @@ def _best_vertex(matrix: np.ndarray) -> np.ndarray:
             shares = shares[(shares >= -_SLACK).all(axis=1)]
             if len(shares):
                 seconds = (shares @ matrix.T).max(axis=1)
-                first = int(seconds.argmin())
-                if seconds[first] < best_seconds - _SLACK:  # the fewest rules among equals
-                    best, best_seconds = shares[first], float(seconds[first])
+                nearly = seconds <= seconds.min() + _SLACK
+                at = int(np.flatnonzero(nearly)[(shares[nearly] @ works).argmin()])
+                found = (float(seconds[at]), float(shares[at] @ works))  # of equals the one that does least in all
+                if found[0] < least[0] - _SLACK or (found[0] < least[0] + _SLACK and found[1] < least[1] - _SLACK):
+                    best, least = shares[at], found
     return best
 
 
