@@ -11,12 +11,13 @@ from gnnsys.planning.costs.polynomials import CubicCost, TransferCost
 from gnnsys.planning.costs.profile import MachineFacts, MachineProfile
 from gnnsys.planning.costs.profile_cache import machine_profile
 from gnnsys.planning.costs.profiling import profile_machine
-from gnnsys.planning.costs.timing import Probe, Timer, time_probes
+from gnnsys.planning.costs.timing import CostProbe, ProbeTimer, time_probes
 
 __all__ = [
     "OPERATORS",
     "CostContext",
     "CostModel",
+    "CostProbe",
     "CubicCost",
     "DeviceProbes",
     "HostProbes",
@@ -24,8 +25,7 @@ __all__ = [
     "MachineProfile",
     "Observation",
     "OperatorCost",
-    "Probe",
-    "Timer",
+    "ProbeTimer",
     "TransferCost",
     "machine_profile",
     "profile_machine",

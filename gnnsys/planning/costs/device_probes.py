@@ -24,7 +24,7 @@ from gnnsys.planning.costs.host_probes import (
 )
 from gnnsys.planning.costs.operators import CostContext
 from gnnsys.planning.costs.shapes import WIDTHS, halton, listed_width, spread, width_at
-from gnnsys.planning.costs.timing import Probe
+from gnnsys.planning.costs.timing import CostProbe
 
 _MB = 1 << 20
 _DEVICE_BYTES, _PINNED_BYTES = 2048 * _MB, 512 * _MB  # of rows, at most
@@ -45,7 +45,7 @@ class DeviceProbes:
         self._out = torch.empty(size // 8, dtype=torch.float32, device=device)
         self.pinned = torch.empty(_PINNED_BYTES // 4, dtype=torch.float32, device="cpu", pin_memory=True).fill_(1.0)
 
-    def all(self, points: int = POINTS) -> list[Probe]:
+    def all(self, points: int = POINTS) -> list[CostProbe]:
         """Of every operator, the small sizes first."""
         numbers, twice = (range(self.first, self.first + count) for count in (points, 2 * len(WIDTHS)))
         made = [sorted(map(make, twice), key=work_of) for make in (self.gather, self.over_bus, self.spmm)]
@@ -60,19 +60,19 @@ class DeviceProbes:
         made += [self.samples(graphs, numbers, is_pinned) for is_pinned in (False, True)]
         return [probe for some in made for probe in some]
 
-    def gather(self, number: int) -> Probe:
+    def gather(self, number: int) -> CostProbe:
         return self.gather_of(int(spread(number, 0, *ROWS)), listed_width(number))
 
-    def gather_of(self, num_rows: int, width: int) -> Probe:
+    def gather_of(self, num_rows: int, width: int) -> CostProbe:
         return self._gathering("gather/device", self.rows, num_rows, width)
 
-    def over_bus(self, number: int) -> Probe:
+    def over_bus(self, number: int) -> CostProbe:
         return self.over_bus_of(int(spread(number, 0, *ROWS)), listed_width(number))
 
-    def over_bus_of(self, num_rows: int, width: int) -> Probe:
+    def over_bus_of(self, num_rows: int, width: int) -> CostProbe:
         return self._gathering("gather/bus", self.pinned, num_rows, width)
 
-    def _gathering(self, name: str, memory: Tensor, num_rows: int, width: int) -> Probe:
+    def _gathering(self, name: str, memory: Tensor, num_rows: int, width: int) -> CostProbe:
         table = memory[: memory.numel() // width * width].view(-1, width)
         num_rows = max(1, min(num_rows, table.shape[0] // 2, self._out.numel() // width))
         out = self._out[: num_rows * width].view(num_rows, width)
@@ -82,10 +82,10 @@ class DeviceProbes:
             sizes["table_rows"] = table.shape[0]
         return self._probe(name, sizes, lambda: gather_rows(table, ids, out=out))
 
-    def cached(self, number: int) -> Probe:
+    def cached(self, number: int) -> CostProbe:
         return self.cached_of(int(spread(number, 0, *ROWS)), width_at(number, 1), halton(number, 2))
 
-    def cached_of(self, num_rows: int, width: int, hit_rate: float) -> Probe:
+    def cached_of(self, num_rows: int, width: int, hit_rate: float) -> CostProbe:
         """The first half of the table has copies on the device."""
         table = self.pinned[: self.pinned.numel() // width * width].view(-1, width)
         count, half = table.shape[0], table.shape[0] // 2
@@ -101,7 +101,7 @@ class DeviceProbes:
         sizes = {"rows": num_rows, "row_bytes": 4 * width, "hit_rate": share}
         return self._probe("gather/cached", sizes, lambda: gather_cached(cache, slots, table, ids, out))
 
-    def spmm(self, number: int) -> Probe:
+    def spmm(self, number: int) -> CostProbe:
         width = listed_width(number)
         most = self.rows.numel() // width
         num_src = int(min(spread(number, 0, *ROWS), most))
@@ -109,7 +109,7 @@ class DeviceProbes:
         num_dst = max(1, int(num_edges / spread(number, 3, 2.0, 20.0)))
         return self.spmm_of(random_block(num_edges, num_dst, num_src, self.generator), width)
 
-    def spmm_of(self, csc: CSC, width: int) -> Probe:
+    def spmm_of(self, csc: CSC, width: int) -> CostProbe:
         rows, there = self.rows[: csc.num_src * width].view(-1, width), csc.to(self.device)
         sizes = {"edges": csc.num_edges, "destinations": csc.num_dst, "width": width, "sources": csc.num_src}
         return self._probe("spmm/device", sizes, lambda: spmm(there, rows, reduce="mean"))
@@ -119,33 +119,33 @@ class DeviceProbes:
         most = min(self.rows.numel() // inner, self._out.numel() // width, _MACS / inner / width)
         return max(64, int(min(spread(number, 0, *ROWS), most))), inner, width
 
-    def product(self, number: int) -> Probe:
+    def product(self, number: int) -> CostProbe:
         return self.product_of(*self._product_shape(number))
 
-    def product_of(self, num_rows: int, inner: int, width: int) -> Probe:
+    def product_of(self, num_rows: int, inner: int, width: int) -> CostProbe:
         rows, weight = self.rows[: num_rows * inner].view(num_rows, inner), self._weight(inner, width)
         sizes = {"rows": num_rows, "inner": inner, "width": width}
         return self._probe("product/device", sizes, lambda: torch.mm(rows, weight))
 
-    def backward(self, number: int) -> Probe:
+    def backward(self, number: int) -> CostProbe:
         return self.backward_of(*self._product_shape(number), bool(number % 2))
 
-    def backward_of(self, num_rows: int, inner: int, width: int, input_gradient: bool) -> Probe:
+    def backward_of(self, num_rows: int, inner: int, width: int, input_gradient: bool) -> CostProbe:
         rows, weight = self.rows[: num_rows * inner].view(num_rows, inner), self._weight(inner, width)
         gradient = self._out[: num_rows * width].view(num_rows, width)
         sizes = {"rows": num_rows, "inner": inner, "width": width, "input_gradient": float(input_gradient)}
         return self._probe("backward/device", sizes, backward_call(rows, weight, gradient, input_gradient))
 
-    def optimizer(self, number: int) -> Probe:
+    def optimizer(self, number: int) -> CostProbe:
         count = int(spread(number, 0, 1e3, 4e7))
         return self._probe("optimizer/device", {"parameters": count}, optimizer_step(count, self.device), waits=True)
 
-    def compact(self, number: int) -> Probe:
+    def compact(self, number: int) -> CostProbe:
         num_edges = int(spread(number, 0, 1e3, 4e6))
         num_dst = max(1, int(num_edges / spread(number, 1, 2.0, 20.0)))
         return self.compact_of(num_edges, num_dst, max(num_dst, int(num_edges * spread(number, 2, 0.2, 1.0))))
 
-    def compact_of(self, num_edges: int, num_dst: int, num_src: int) -> Probe:
+    def compact_of(self, num_edges: int, num_dst: int, num_src: int) -> CostProbe:
         """A batch's edges as they come from the sampler, made a structure, and its transpose for the backward pass."""
         csc = random_block(num_edges, num_dst, num_src, self.generator)
         pairs = torch.stack([csc.indices.long(), csc.dst().long()]).to(self.device)
@@ -155,16 +155,16 @@ class DeviceProbes:
 
         return self._probe("compact/device", {"nodes": num_src, "edges": num_edges}, make)
 
-    def copy_up(self, number: int) -> Probe:
+    def copy_up(self, number: int) -> CostProbe:
         return self.copy_of("copy/up", spread(number, 0, 4e3, 4e8))
 
-    def copy_down(self, number: int) -> Probe:
+    def copy_down(self, number: int) -> CostProbe:
         return self.copy_of("copy/down", spread(number, 0, 4e3, 4e8))
 
-    def copy_pageable(self, number: int) -> Probe:
+    def copy_pageable(self, number: int) -> CostProbe:
         return self.copy_of("copy/pageable", spread(number, 0, 4e3, 2e8))
 
-    def copy_of(self, name: str, num_bytes: float) -> Probe:
+    def copy_of(self, name: str, num_bytes: float) -> CostProbe:
         count = max(1, min(int(num_bytes) // 4, self.pinned.numel(), self.rows.numel()))
         here, there = self.pinned[:count], self.rows[:count]
         if name == "copy/pageable":
@@ -173,7 +173,7 @@ class DeviceProbes:
         waits = name == "copy/pageable"
         return self._probe(name, {"bytes": 4 * count}, lambda: to.copy_(source, non_blocking=not waits), waits=waits)
 
-    def launches(self, count: int) -> Probe:
+    def launches(self, count: int) -> CostProbe:
         """Small kernels, one after the other: what a step of many small calls waits for."""
         small = torch.ones(1024, device=self.device)
 
@@ -191,7 +191,7 @@ class DeviceProbes:
             random_graph((1 << 20) // 12, 1 << 20, 2.0, self.generator),
         ]
 
-    def samples(self, graphs: Sequence[CSC], numbers: Sequence[int], is_pinned: bool) -> list[Probe]:
+    def samples(self, graphs: Sequence[CSC], numbers: Sequence[int], is_pinned: bool) -> list[CostProbe]:
         made = []
         for number in numbers:
             csc, fanouts = graphs[number % len(graphs)], FANOUTS[number % len(FANOUTS)]
@@ -199,7 +199,7 @@ class DeviceProbes:
             made.append(self.sample_of(csc, fanouts, num_seeds, is_pinned))
         return sorted(made, key=work_of)
 
-    def sample_of(self, csc: CSC, fanouts: Sequence[int], num_seeds: int, is_pinned: bool) -> Probe:
+    def sample_of(self, csc: CSC, fanouts: Sequence[int], num_seeds: int, is_pinned: bool) -> CostProbe:
         """In the device's memory, or in pinned memory that it reads over the bus."""
         if is_pinned:
             placed = CSC(csc.indptr.pin_memory(), csc.indices.pin_memory(), csc.num_src)
@@ -226,5 +226,7 @@ class DeviceProbes:
     def _ids(self, below: int, count: int) -> Tensor:
         return torch.randint(below, (count,), generator=self.generator, device="cpu").to(self.device)
 
-    def _probe(self, name: str, sizes: Mapping[str, float], call: Callable[[], object], waits: bool = False) -> Probe:
-        return Probe(name, sizes, call, self.device, waits)
+    def _probe(
+        self, name: str, sizes: Mapping[str, float], call: Callable[[], object], waits: bool = False
+    ) -> CostProbe:
+        return CostProbe(name, sizes, call, self.device, waits)

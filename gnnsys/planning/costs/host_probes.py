@@ -16,7 +16,7 @@ from gnnsys.graph import EDGE, NODE, Graph
 from gnnsys.ops import CSC, gather_rows, spmm
 from gnnsys.planning.costs.operators import CostContext
 from gnnsys.planning.costs.shapes import WIDTHS, listed_width, spread, width_at
-from gnnsys.planning.costs.timing import Probe
+from gnnsys.planning.costs.timing import CostProbe
 from gnnsys.sampling import NeighborSampler, SampleKey
 
 POINTS = 14  # of each operator
@@ -72,7 +72,7 @@ class HostProbes:
         self._out = on_host(self.rows.nbytes / 2)
         self._pool = pool
 
-    def all(self, points: int = POINTS) -> list[Probe]:
+    def all(self, points: int = POINTS) -> list[CostProbe]:
         """Of every operator, the small sizes first."""
         numbers, twice = (range(self.first, self.first + count) for count in (points, 2 * len(WIDTHS)))
         made = [sorted(map(make, twice), key=work_of) for make in (self.gather, self.spmm)]
@@ -81,12 +81,12 @@ class HostProbes:
             made.append(self.samples(self.graphs(), numbers))
         return [probe for some in made for probe in some]
 
-    def gather(self, number: int) -> Probe:
+    def gather(self, number: int) -> CostProbe:
         width = listed_width(number)
         num_rows = int(min(spread(number, 0, *ROWS), self._out.numel() // width))
         return self.gather_of(num_rows, width)
 
-    def gather_of(self, num_rows: int, width: int) -> Probe:
+    def gather_of(self, num_rows: int, width: int) -> CostProbe:
         table = self.rows[: self.rows.numel() // width * width].view(-1, width)
         num_rows = min(num_rows, table.shape[0])
         out = self._out[: num_rows * width].view(num_rows, width)
@@ -97,9 +97,9 @@ class HostProbes:
             ]
         )
         sizes = {"rows": num_rows, "row_bytes": 4 * width, "table_rows": table.shape[0]}
-        return Probe("gather/host", sizes, lambda: gather_rows(table, next(ids), out=out))
+        return CostProbe("gather/host", sizes, lambda: gather_rows(table, next(ids), out=out))
 
-    def spmm(self, number: int) -> Probe:
+    def spmm(self, number: int) -> CostProbe:
         width = listed_width(number)
         most = self.rows.numel() // width
         num_src = int(min(spread(number, 0, *ROWS), most))
@@ -109,13 +109,13 @@ class HostProbes:
             num_src = most  # straight from a table that has more than a batch asks for
         return self.spmm_of(random_block(num_edges, num_dst, num_src, self.generator), width)
 
-    def spmm_of(self, csc: CSC, width: int) -> Probe:
+    def spmm_of(self, csc: CSC, width: int) -> CostProbe:
         """The sums of a block, where its rows fit what there is: other rows every time, as of batches."""
         size = csc.num_src * width
         first = range(0, self.rows.numel() - size + 1, max(1, size))[:_MOST_TABLES]
         tables = itertools.cycle([self.rows[at : at + size].view(-1, width) for at in first])
         sizes = {"edges": csc.num_edges, "destinations": csc.num_dst, "width": width, "sources": csc.num_src}
-        return Probe("spmm/host", sizes, lambda: spmm(csc, next(tables), reduce="mean"))
+        return CostProbe("spmm/host", sizes, lambda: spmm(csc, next(tables), reduce="mean"))
 
     def _product_shape(self, number: int) -> tuple[int, int, int]:
         inner, width = width_at(number, 1), width_at(number, 2)
@@ -126,32 +126,32 @@ class HostProbes:
         )
         return max(64, int(min(spread(number, 0, *ROWS), most))), inner, width
 
-    def product(self, number: int) -> Probe:
+    def product(self, number: int) -> CostProbe:
         return self.product_of(*self._product_shape(number))
 
-    def product_of(self, num_rows: int, inner: int, width: int) -> Probe:
+    def product_of(self, num_rows: int, inner: int, width: int) -> CostProbe:
         rows, weight = (
             self.rows[: num_rows * inner].view(num_rows, inner),
             on_host(4 * inner * width).view(inner, width),
         )
-        return Probe("product/host", _product_sizes(num_rows, inner, width), lambda: torch.mm(rows, weight))
+        return CostProbe("product/host", _product_sizes(num_rows, inner, width), lambda: torch.mm(rows, weight))
 
-    def backward(self, number: int) -> Probe:
+    def backward(self, number: int) -> CostProbe:
         num_rows, inner, width = self._product_shape(number)
         return self.backward_of(num_rows, inner, width, bool(number % 2))
 
-    def backward_of(self, num_rows: int, inner: int, width: int, input_gradient: bool) -> Probe:
+    def backward_of(self, num_rows: int, inner: int, width: int, input_gradient: bool) -> CostProbe:
         rows, weight = (
             self.rows[: num_rows * inner].view(num_rows, inner),
             on_host(4 * inner * width).view(inner, width),
         )
         gradient = self._out[: num_rows * width].view(num_rows, width)
         sizes = _product_sizes(num_rows, inner, width) | {"input_gradient": float(input_gradient)}
-        return Probe("backward/host", sizes, backward_call(rows, weight, gradient, input_gradient))
+        return CostProbe("backward/host", sizes, backward_call(rows, weight, gradient, input_gradient))
 
-    def optimizer(self, number: int) -> Probe:
+    def optimizer(self, number: int) -> CostProbe:
         count = int(spread(number, 0, 1e3, 4e6))
-        return Probe("optimizer/host", {"parameters": count}, optimizer_step(count, torch.device("cpu")))
+        return CostProbe("optimizer/host", {"parameters": count}, optimizer_step(count, torch.device("cpu")))
 
     def graphs(self) -> list[CSC]:
         """A large one, beyond all caches, whose sources are even, and a small one whose sources crowd."""
@@ -162,7 +162,7 @@ class HostProbes:
             random_graph(small // 12, small, 2.0, self.generator),
         ]
 
-    def samples(self, graphs: Sequence[CSC], numbers: Sequence[int]) -> list[Probe]:
+    def samples(self, graphs: Sequence[CSC], numbers: Sequence[int]) -> list[CostProbe]:
         assert self._pool is not None
         made = []
         for number in numbers:
@@ -172,7 +172,7 @@ class HostProbes:
             made.append(self.sample_of(csc, fanouts, num_seeds))
         return sorted(made, key=work_of)
 
-    def sample_of(self, csc: CSC, fanouts: Sequence[int], num_seeds: int) -> Probe:
+    def sample_of(self, csc: CSC, fanouts: Sequence[int], num_seeds: int) -> CostProbe:
         assert self._pool is not None
         seeds = torch.randperm(csc.num_dst, generator=self.generator, device="cpu")[: 4 * num_seeds].split(num_seeds)
         sampler = NeighborSampler(Graph({NODE: csc.num_dst}, {EDGE: csc}), list(fanouts))
@@ -189,7 +189,7 @@ class HostProbes:
             batch = next(batches)
             sampler.sample({NODE: seeds[batch % len(seeds)]}, key=SampleKey(0, 0, batch))
 
-        return Probe("sample/host", sizes, self._pool.on_all(sample), share=self._pool.count)
+        return CostProbe("sample/host", sizes, self._pool.on_all(sample), share=self._pool.count)
 
 
 class SamplingThreads:
@@ -253,7 +253,7 @@ def _product_sizes(num_rows: int, inner: int, width: int) -> dict[str, float]:
     return {"rows": num_rows, "inner": inner, "width": width}
 
 
-def work_of(probe: Probe) -> float:
+def work_of(probe: CostProbe) -> float:
     """By which probes of one operator are ordered."""
     found = 1.0
     for name in ("rows", "inner", "width", "row_bytes", "edges", "parameters", "bytes", "calls"):

@@ -23,6 +23,7 @@ _ROUNDS = 2  # of coefficients and factors of widths in turn
 _WORTH = 0.95  # of a simpler sum's leave-one-out error, for a longer sum to be taken
 _CLOSE = 0.05  # relative error, up to which points count alike
 _MOST_TERMS = 7
+_ENOUGH = 8  # points, to choose by
 _MOST_LEVERAGE = 0.999
 
 
@@ -81,7 +82,8 @@ class CostModel:
 
     @classmethod
     def fit(cls, observations: Iterable[Observation], context: CostContext | None = None) -> CostModel:
-        """A sum for each operator that was observed, of the quantities that leave-one-out errors choose."""
+        """A sum for each operator that was observed, of the quantities that leave-one-out errors choose; of its basic
+        ones where it was observed a few times only."""
         at = CostContext() if context is None else context
         by_operator: dict[str, list[Observation]] = {}
         for seen in observations:
@@ -136,9 +138,10 @@ def _fit(operator: Operator, seen: Sequence[Observation], context: CostContext) 
     seconds = np.array([each.seconds for each in seen])
     names = list(found[0])
     columns = np.array([[quantities[name] for name in names] for quantities in found]) / seconds[:, None]
-    chosen, by_width = _choose(columns), list[str]()
+    has_enough, by_width = len(seen) >= _ENOUGH, list[str]()
+    chosen = _choose(columns) if has_enough else [names.index(name) for name in operator.basic]
     errors = _left_out(columns[:, chosen], by_width)
-    if operator.by_width is not None:
+    if operator.by_width is not None and has_enough:
         _, factors = _solve(columns[:, chosen], widths)
         apart = np.array([factors[width] for width in widths])
         for others in (chosen, _choose(columns * apart[:, None])):  # as of before, and as they are without the widths
@@ -200,7 +203,7 @@ def _solve(columns: Array, widths: Sequence[str]) -> tuple[Array, dict[str, floa
 def _robust(columns: Array) -> Array:
     """Least squares, in which points far from all others come to count less: a moment of noise is no quantity."""
     weight = np.ones(len(columns))
-    for _ in range(_ROUNDS):
+    for _ in range(_ROUNDS if len(columns) >= _ENOUGH - 1 else 0):
         solution = nonnegative_least_squares(columns * weight[:, None], weight)
         weight = 1.0 / np.sqrt(np.maximum(np.abs(columns @ solution - 1.0), _CLOSE) / _CLOSE)
     return nonnegative_least_squares(columns * weight[:, None], weight)

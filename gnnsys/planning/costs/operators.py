@@ -41,12 +41,16 @@ class CostContext:
 
 @dataclass(frozen=True)
 class Operator:
-    """`sizes` must be given, `optional` ones have values for whoever does not know. `shares` are what several ranks of
-    a machine have in common. `by_width` is the size that kernels have code of their own for some values of."""
+    """`sizes` must be given, `optional` ones have values for whoever does not know.
+
+    `basic` quantities are summed where there are too few points to choose. `shares` are what several ranks of a machine
+    have in common. `by_width` is the size that kernels have code of their own for some values of.
+    """
 
     name: str
     sizes: tuple[str, ...]
     quantities: Callable[[Sizes, CostContext], dict[str, float]]
+    basic: tuple[str, ...]
     optional: Mapping[str, float] = field(default_factory=dict)
     shares: frozenset[str] = frozenset()
     by_width: str | None = None
@@ -278,6 +282,7 @@ _BIG = 1e15  # rows or bytes: more than any cache has
 _OF_GRAPH = {"graph_bytes": _BIG}
 _OF_TABLE = {"table_rows": _BIG}
 _OF_SPMM: dict[str, float] = {"itemsize": 4, "sources": 0}
+_HITS = {"hit_rate": 0.0}
 _BOTH_GRADIENTS: dict[str, float] = {"input_gradient": 1}
 _SAMPLES, _ROWS, _SUMS = ("edges", "nodes", "hops"), ("rows", "row_bytes"), ("edges", "destinations", "width")
 _PRODUCT = ("rows", "inner", "width")
@@ -300,27 +305,30 @@ def _no_cache(context: CostContext) -> float:
     return 0.0
 
 
+_EACH, _BYTES, _MACS = ("hops", "edges", "nodes"), ("call", "bytes"), ("call", "macs", "read")
 _ALL = (
-    Operator("sample/host", _SAMPLES, _sampling(_host_cache, _core_cache), _OF_GRAPH, _HOST),
-    Operator("sample/device", _SAMPLES, _sampling(_device_cache, _device_cache), _OF_GRAPH),
-    Operator("sample/pinned", _SAMPLES, _sampling(_no_cache, _device_cache), _OF_GRAPH, _CARRIED),
-    Operator("gather/host", _ROWS, _host_gather, _OF_TABLE, _HOST, by_width="row_bytes"),
-    Operator("gather/device", _ROWS, _device_gather, _OF_TABLE, by_width="row_bytes"),
-    Operator("gather/bus", _ROWS, _bus_gather, {}, _CARRIED, by_width="row_bytes"),
-    Operator("gather/cached", _ROWS, _cached_gather, {"hit_rate": 0.0}, _CARRIED),
-    Operator("copy/up", ("bytes",), _copy, {}, _CARRIED),
-    Operator("copy/down", ("bytes",), _copy, {}, _CARRIED),
-    Operator("copy/pageable", ("bytes",), _copy, {}, _HOST | _CARRIED),
-    Operator("compact/device", ("nodes", "edges"), _compacting),
-    Operator("spmm/host", _SUMS, _host_spmm, _OF_SPMM, _HOST, by_width="width"),
-    Operator("spmm/device", _SUMS, _device_spmm, _OF_SPMM, by_width="width"),
-    Operator("product/host", _PRODUCT, _host_product, {}, _HOST),
-    Operator("product/device", _PRODUCT, _device_product),
-    Operator("backward/host", _PRODUCT, _host_backward, _BOTH_GRADIENTS, _HOST),
-    Operator("backward/device", _PRODUCT, _device_backward, _BOTH_GRADIENTS),
-    Operator("optimizer/host", ("parameters",), _optimizer, {}, _HOST),
-    Operator("optimizer/device", ("parameters",), _optimizer),
-    Operator("launch/device", ("calls",), _launch),
+    Operator("sample/host", _SAMPLES, _sampling(_host_cache, _core_cache), _EACH, _OF_GRAPH, _HOST),
+    Operator("sample/device", _SAMPLES, _sampling(_device_cache, _device_cache), _EACH, _OF_GRAPH),
+    Operator("sample/pinned", _SAMPLES, _sampling(_no_cache, _device_cache), _EACH, _OF_GRAPH, _CARRIED),
+    Operator("gather/host", _ROWS, _host_gather, ("call", "rows", "bytes"), _OF_TABLE, _HOST, by_width="row_bytes"),
+    Operator("gather/device", _ROWS, _device_gather, ("call", "rows", "bytes"), _OF_TABLE, by_width="row_bytes"),
+    Operator("gather/bus", _ROWS, _bus_gather, ("call", "rows", "bytes"), {}, _CARRIED, by_width="row_bytes"),
+    Operator(
+        "gather/cached", _ROWS, _cached_gather, ("call", "hit bytes", "missed bytes"), {"hit_rate": 0.0}, _CARRIED
+    ),
+    Operator("copy/up", ("bytes",), _copy, _BYTES, {}, _CARRIED),
+    Operator("copy/down", ("bytes",), _copy, _BYTES, {}, _CARRIED),
+    Operator("copy/pageable", ("bytes",), _copy, _BYTES, {}, _HOST | _CARRIED),
+    Operator("compact/device", ("nodes", "edges"), _compacting, ("call", "edges")),
+    Operator("spmm/host", _SUMS, _host_spmm, ("call", "edges", "elements"), _OF_SPMM, _HOST, by_width="width"),
+    Operator("spmm/device", _SUMS, _device_spmm, ("call", "edges", "bytes"), _OF_SPMM, by_width="width"),
+    Operator("product/host", _PRODUCT, _host_product, ("call", "macs", "far bytes"), {}, _HOST),
+    Operator("product/device", _PRODUCT, _device_product, _MACS),
+    Operator("backward/host", _PRODUCT, _host_backward, _MACS, _BOTH_GRADIENTS, _HOST),
+    Operator("backward/device", _PRODUCT, _device_backward, _MACS, _BOTH_GRADIENTS),
+    Operator("optimizer/host", ("parameters",), _optimizer, ("call", "parameters"), {}, _HOST),
+    Operator("optimizer/device", ("parameters",), _optimizer, ("call", "parameters")),
+    Operator("launch/device", ("calls",), _launch, ("calls",)),
 )
 OPERATORS: dict[str, Operator] = {operator.name: operator for operator in _ALL}
 

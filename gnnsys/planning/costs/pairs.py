@@ -13,7 +13,7 @@ from contextlib import nullcontext
 
 import torch
 
-from gnnsys.planning.costs.timing import Probe
+from gnnsys.planning.costs.timing import CostProbe
 
 HOST_PAIRS = (("sample/host", "spmm/host"), ("sample/host", "product/host"), ("spmm/host", "product/host"))
 DEVICE_PAIRS = (
@@ -33,7 +33,7 @@ _MOST_WAIT = 60.0
 
 
 def measure_pairs(
-    probes: dict[str, Probe], pairs: Sequence[tuple[str, str]], seconds: float, threads: int
+    probes: dict[str, CostProbe], pairs: Sequence[tuple[str, str]], seconds: float, threads: int
 ) -> dict[tuple[str, str], float]:
     """Slow-downs of both operators of every pair that has probes, none below 1. Takes `seconds`, about."""
     pairs = [pair for pair in pairs if all(name in probes for name in pair)]
@@ -48,7 +48,7 @@ def measure_pairs(
     return found
 
 
-def _rates(probes: Sequence[Probe], seconds: float, threads: int) -> list[float]:
+def _rates(probes: Sequence[CostProbe], seconds: float, threads: int) -> list[float]:
     """Calls per second of each, all at once: what was called while the others were still at it."""
     ready, over = threading.Barrier(len(probes)), threading.Event()
     ends: list[list[float]] = [[] for _ in probes]
@@ -94,6 +94,6 @@ def _rate(ends: Sequence[float]) -> float:
     return (len(ends) - 1) / (ends[-1] - ends[0]) if len(ends) > 1 else 1e-9
 
 
-def _wait(probe: Probe) -> None:
+def _wait(probe: CostProbe) -> None:
     if probe.device is not None:
         torch.cuda.current_stream(probe.device).synchronize()

@@ -16,7 +16,7 @@ from gnnsys.planning.costs.host_probes import HostProbes, random_block, random_g
 from gnnsys.planning.costs.model import CostModel
 from gnnsys.planning.costs.pairs import DEVICE_PAIRS, HOST_PAIRS, measure_pairs
 from gnnsys.planning.costs.profile import MachineProfile
-from gnnsys.planning.costs.timing import Probe, Timer, time_probes
+from gnnsys.planning.costs.timing import CostProbe, ProbeTimer, time_probes
 
 BUDGET_SECONDS = 20.0
 _FOR_PAIRS = 0.15  # of the budget
@@ -46,7 +46,7 @@ def profile_machine(
         if there is not None:
             probes += there.all()
         for_pairs = _FOR_PAIRS * budget_seconds
-        seen = time_probes(probes, began + budget_seconds - for_pairs - _RESERVE, Timer(device, clock))
+        seen = time_probes(probes, began + budget_seconds - for_pairs - _RESERVE, ProbeTimer(device, clock))
         pairs = measure_pairs(_of_pairs(host, there), HOST_PAIRS + DEVICE_PAIRS, for_pairs, threads)
     costs = CostModel.fit(seen, context)
     if device is not None:
@@ -55,7 +55,7 @@ def profile_machine(
     return MachineProfile(facts_of(device, threads), costs, pairs, time.perf_counter() - began)
 
 
-def _of_pairs(host: HostProbes, there: DeviceProbes | None) -> dict[str, Probe]:
+def _of_pairs(host: HostProbes, there: DeviceProbes | None) -> dict[str, CostProbe]:
     """One call of each operator, of some milliseconds."""
     block = random_block(120_000, 20_000, 80_000, host.generator)
     probes = [host.spmm_of(block, 100), host.product_of(10_000, 100, 64)]

@@ -1,6 +1,7 @@
 """Timing many calls in turns: every round calls each of them once, so a noisy moment of the machine meets all.
 
-The figure of a call is the lower quartile of its rounds. What takes less than the clock can tell is called several times.
+The figure of a call is the lower quartile of its rounds. What takes less than the clock can tell is called several
+times.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _FEWEST = 6  # sizes of an operator that stay, however slow they are
 
 
 @dataclass
-class Probe:
+class CostProbe:
     """A real call of an operator, with the sizes that it has. `share` is how many calls one `call` makes, at once.
 
     `device` is where it runs; with `waits` the host's clock is read around it, as the call waits for the device itself.
@@ -38,7 +39,7 @@ class Probe:
     calls: int = 1  # of a measurement
 
 
-class Timer:
+class ProbeTimer:
     """`clock` is the host's. On a device, events are, unless a call waits by itself; its caches are cold then."""
 
     def __init__(self, device: torch.device | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -48,7 +49,7 @@ class Timer:
             cache = int(torch.cuda.get_device_properties(device).L2_cache_size)
             self._flush = torch.empty(max(4 * cache, 256 << 20), dtype=torch.uint8, device=device)
 
-    def once(self, probe: Probe) -> float:
+    def once(self, probe: CostProbe) -> float:
         """Seconds of a call."""
         if probe.device is not None and not probe.waits:
             return self._on_device(probe)
@@ -61,7 +62,7 @@ class Timer:
             torch.cuda.synchronize(probe.device)
         return (self.clock() - began) / (probe.calls * probe.share)
 
-    def _on_device(self, probe: Probe) -> float:
+    def _on_device(self, probe: CostProbe) -> float:
         """The fill empties the caches, and keeps the device busy while the call is queued behind it."""
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         assert self._flush is not None
@@ -73,7 +74,7 @@ class Timer:
         return 1e-3 * start.elapsed_time(end) / probe.share
 
 
-def time_probes(probes: Sequence[Probe], deadline: float, timer: Timer) -> list[Observation]:
+def time_probes(probes: Sequence[CostProbe], deadline: float, timer: ProbeTimer) -> list[Observation]:
     """Calls all in turns until `deadline` (of `time.perf_counter`), at least once.
 
     Sizes that would take too long are left out first: each operator has its share of the time.
@@ -94,9 +95,9 @@ def _figure(seconds: Sequence[float]) -> float:
     return max(1e-9, sorted(seconds)[(len(seconds) - 1) // 4])
 
 
-def _warm_up(probes: Sequence[Probe], deadline: float, timer: Timer) -> list[Probe]:
+def _warm_up(probes: Sequence[CostProbe], deadline: float, timer: ProbeTimer) -> list[CostProbe]:
     """One call each, from the first to the last: builders give the small ones first."""
-    by_operator: dict[str, list[Probe]] = {}
+    by_operator: dict[str, list[CostProbe]] = {}
     for probe in probes:
         by_operator.setdefault(probe.operator, []).append(probe)
     left = max(0.0, deadline - time.perf_counter())
