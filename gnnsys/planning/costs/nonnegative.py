@@ -24,6 +24,9 @@ def nonnegative_least_squares(matrix: Array, target: Array) -> Array:
     scale = np.sqrt((matrix**2).sum(axis=0))  # columns have very different units: bytes beside calls
     scale[scale == 0] = 1.0
     columns = matrix / scale
+    plain = np.linalg.lstsq(columns, target, rcond=None)[0]
+    if (plain > 0).all():
+        return plain / scale
     solution = np.zeros(columns.shape[1])
     passive = np.zeros(columns.shape[1], dtype=bool)
     least = _TOLERANCE * max(1.0, float(np.abs(columns.T @ target).max(initial=0.0)))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from gnnsys.planning.costs.data_sheet import Rated, rated_costs
-from gnnsys.planning.costs.model import CostModel
+from gnnsys.planning.costs.model import CostModel, Observation
 from gnnsys.planning.costs.operators import BUS, CORES, CostContext, find_operator
 
 _VERSION = 1
@@ -91,6 +91,8 @@ class MachineProfile:
         launch_us: float = 5.0,
         pageable_gbs: float | None = None,
         threads: int | None = None,
+        host_cache_mb: float = 32.0,
+        device_cache_mb: float = 32.0,
         processor: str = "",
         gpu: str = "",
         source: str = "data sheet",
@@ -111,7 +113,14 @@ class MachineProfile:
             launch=1e-6 * launch_us,
         )
         facts = MachineFacts(processor, cores, used, gpu, source=source)
-        return cls(facts, CostModel(rated_costs(rated), CostContext(threads=used)))
+        caches = {"last_cache": int(1e6 * host_cache_mb), "device_cache": int(1e6 * device_cache_mb)}
+        return cls(facts, CostModel(rated_costs(rated), CostContext(threads=1, **caches)))  # rates are of all threads
+
+    def fitted_to(self, observations: Iterable[Observation], source: str) -> MachineProfile:
+        """The same machine with costs fitted to what somebody has measured, such as a published table. Operators that
+        were not observed stay as they are."""
+        fitted = CostModel.fit(observations, self.costs.context)
+        return replace(self, machine=replace(self.machine, source=source), costs=self.costs.replace(fitted.operators))
 
     def to_json(self) -> dict[str, Any]:
         """What `from_json` takes."""
