@@ -41,6 +41,13 @@ from gnnsys.planning.scheduling.sampling_turns import (
 )
 from gnnsys.planning.scheduling.shares import RuleShares, bound, round_shares
 from gnnsys.planning.scheduling.simulate import BatchSchedule, best_schedule, list_schedule, steady_seconds
+from gnnsys.planning.scheduling.turn_groups import (
+    CacheRefill,
+    SamplingStage,
+    TurnGroup,
+    predict_groups,
+    without_sampling,
+)
 
 __all__ = [
     "CACHED",
@@ -52,6 +59,7 @@ __all__ = [
     "BatchRule",
     "BatchSchedule",
     "BatchSizes",
+    "CacheRefill",
     "ComputeThreads",
     "CostContext",
     "CostModel",
@@ -78,9 +86,11 @@ __all__ = [
     "Rates",
     "RuleShares",
     "SamplingForecast",
+    "SamplingStage",
     "SamplingTurns",
     "TransferCost",
     "TurnClock",
+    "TurnGroup",
     "Way",
     "WayTrial",
     "assign_longest_first",
@@ -97,6 +107,7 @@ __all__ = [
     "measure_rates",
     "plan_batch",
     "plan_groups",
+    "predict_groups",
     "profile_machine",
     "propose_places",
     "propose_splits",
@@ -104,4 +115,5 @@ __all__ = [
     "sampling_threads",
     "steady_seconds",
     "time_probes",
+    "without_sampling",
 ]

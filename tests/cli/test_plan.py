@@ -10,7 +10,7 @@ from gnnsys.cli import main
 from gnnsys.graph import Graph, save, sbm, typed_graph
 from tests.planning.machines import FOLDER
 
-H200, M1 = str(FOLDER / "h200.json"), str(FOLDER / "daha-m1.json")
+H200, M1 = str(FOLDER / "h200.json"), str(FOLDER / "m1-rates.json")
 PRODUCTS = ["--sizes", "nodes=2449029,edges=123718280,features=100,classes=47", "--machine", H200]
 PHYSICS = ["--sizes", "nodes=34493,edges=495924,features=8415,classes=5", "--full-graph", "--model", "gcn:16x2"]
 

@@ -58,6 +58,13 @@ def test_m1_chooses_pre_transformation_as_the_paper_does_and_a_better_order_on_a
     assert compared.chosen.seconds <= _seconds(compared, f"{TRANSFORM_FIRST}, {KEPT}")
 
 
+@pytest.mark.parametrize("name", PAPER_GRAPHS)
+def test_so_does_a_fit_to_its_table_for_the_forward_pass_that_the_table_is_of(name):
+    machine = MachineProfile.load(FOLDER / "m1.json")
+    compared = choose_for_epochs(machine, *_of_paper(name), 12 * GB, trains=False)
+    assert f"rows every epoch: {TRANSFORM}," in compared.report()
+
+
 def test_an_h200_refuses_pre_transformation_to_more_columns_and_takes_it_to_few():
     compared = choose_for_batches(h200(), SAGE, BATCH, PRODUCTS, 0.5 * GB)
     slow = [one.seconds for one in compared.estimates if one.name.startswith(TRANSFORM)]
@@ -109,6 +116,8 @@ def test_what_fits_is_possible_and_the_rest_has_a_reason():
     rules, refused = possible_rules(ModelShape("gat", SAGE.widths), cached, PRODUCTS, GB)
     assert all(how.rule == "pure GPU" for how in rules) and "attention" in refused[AGGREGATE]
     with_device = choose_for_batches(h200(), SAGE, cached, PRODUCTS, 100 * GB)
+    assert "in turn: groups of 256 batches" in with_device.report()
+    assert "in turn: no room" in choose_for_batches(h200(), SAGE, BATCH, PRODUCTS, 1 << 20).report()
     assert "on the device" in with_device.chosen.name and "nothing crosses the bus" in with_device.report()
 
 

@@ -114,11 +114,14 @@ def _machine(args: argparse.Namespace) -> MachineProfile:
 
 
 def _own_machine(device: str) -> MachineProfile:
+    """From the user's cache, or measured now."""
     import torch
+
+    from gnnsys.planning import machine_profile
 
     if not torch.cuda.is_available():
         raise ValueError("there is no GPU here: describe one by --machine FILE")
-    raise NotImplementedError(device)
+    return machine_profile(torch.device(device))
 
 
 def _memory(args: argparse.Namespace) -> int:

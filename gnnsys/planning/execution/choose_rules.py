@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gnnsys.planning.execution.comparison import PlanComparison, PlanEstimate, compare_batches
 from gnnsys.planning.execution.epoch_rules import (
@@ -22,9 +22,11 @@ from gnnsys.planning.execution.rules import BatchRule, BatchSizes, plan_batch
 from gnnsys.planning.scheduling.operations import OperatorCosts
 from gnnsys.planning.scheduling.shares import bound
 from gnnsys.planning.scheduling.simulate import list_schedule
+from gnnsys.planning.scheduling.turn_groups import SamplingStage, predict_groups, without_sampling
 
 MEMORY_SHARE = 0.5  # of the device's memory, for graph and cache: the rest is for batches and the model
 WITHOUT_A_PLAN = BatchRule(PURE, "host", "host")
+_MOST_IN_TURN = 256  # batches of a group
 _FITS = "all of the graph fits the device, and nothing crosses the bus then"
 
 
@@ -48,7 +50,35 @@ def choose_for_batches(
     rules, refused = possible_rules(model, batch, graph, device_bytes)
     plans = {how.name: plan_batch(costs, model, batch, how) for how in rules}
     is_there = any(how.rows == "device" for how in rules)
-    return compare_batches(plans, default=WITHOUT_A_PLAN.name, refused=refused, mixes=not is_there)
+    compared = compare_batches(plans, default=WITHOUT_A_PLAN.name, refused=refused, mixes=not is_there)
+    best = next(one.name for one in compared.estimates if not one.pattern)
+    how = next(how for how in rules if how.name == best)
+    room = max(0.0, MEMORY_SHARE * device_bytes)
+    turns = _turns(costs, model, batch, how, overlapped=compared.chosen.seconds, budget=room)
+    return replace(compared, remarks=(*compared.remarks, turns))
+
+
+def _turns(
+    costs: OperatorCosts, model: ModelShape, batch: BatchSizes, how: BatchRule, *, overlapped: float, budget: float
+) -> str:
+    """What groups of batches would take that host and device sample together, before any of them trains."""
+    edges, nodes, hops = batch.sampled_edges, batch.layers[0].sources, len(batch.layers)
+    by_device = how.sampling if how.sampling != "host" else "pinned"
+    host, device = (
+        costs.seconds(f"sample/{who}", edges=edges, nodes=nodes, hops=hops) for who in ("host", by_device)
+    )  # fmt: skip
+    training = without_sampling(plan_batch(costs, model, batch, replace(how, sampling="host")))
+    stage = SamplingStage(host, device, batch.structure_bytes)
+    best, groups = predict_groups(
+        training, stage, overlapped=overlapped, budget=budget, num_batches=_MOST_IN_TURN
+    )  # fmt: skip
+    in_turn = min(groups[1:], key=lambda group: group.seconds, default=None)
+    if in_turn is None:
+        return "in turn: no room for the structure of a batch that waits"
+    told = (
+        f"groups of {in_turn.size} batches that both sample, then train, take {1000 * in_turn.seconds:.3g} ms a batch"
+    )
+    return f"in turn: {told}; " + ("they pay" if best.size else f"without groups {1000 * overlapped:.3g}")
 
 
 def possible_rules(
