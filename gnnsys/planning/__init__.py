@@ -40,7 +40,13 @@ from gnnsys.planning.scheduling.sampling_turns import (
     assign_nearly_best,
 )
 from gnnsys.planning.scheduling.shares import RuleShares, bound, round_shares
-from gnnsys.planning.scheduling.simulate import BatchSchedule, best_schedule, list_schedule, steady_seconds
+from gnnsys.planning.scheduling.simulate import (
+    BatchSchedule,
+    best_schedule,
+    least_seconds,
+    list_schedule,
+    steady_seconds,
+)
 from gnnsys.planning.scheduling.turn_groups import (
     CacheRefill,
     SamplingStage,
@@ -102,6 +108,7 @@ __all__ = [
     "compare_batches",
     "expected_sizes",
     "is_given",
+    "least_seconds",
     "list_schedule",
     "machine_profile",
     "measure_rates",
