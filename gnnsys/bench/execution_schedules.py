@@ -86,7 +86,7 @@ def mixed_rules(work: Workload) -> Iterator[Case]:
     @cache
     def instances() -> list[dict[str, PlanGraph]]:
         generator = np.random.default_rng(SEED + 1)
-        return [_batch(generator) for _ in range(NUM_INSTANCES)]
+        return [_batch(generator) for _ in range(NUM_INSTANCES if work.sizes == FULL else 4)]
 
     def program(batch: Mapping[str, PlanGraph]) -> tuple[float, tuple[str, ...]]:
         found = bound({rule: graph.busy() for rule, graph in batch.items()})

@@ -71,7 +71,7 @@ def plan_groups(
         mu, count = mu + alpha, count + 1
         failed = [group for group in groups if lower.seconds(group) > (1 - mu) * lower.one_by_one(group)]
         if not failed:
-            break
+            continue
         loose = sorted(number for group in failed for number in group)
         dealt = regroup([_compute_per_transfer(batches[number]) for number in loose], beta)
         groups = [group for group in groups if group not in failed]
