@@ -251,8 +251,10 @@ class Loader:
             self._ending = None
             return iter(())
         self._ending = None
-        at, planned = self._position, self._execution
-        return self._epoch(self._iteration, self._pipeline_at(at) if planned is None else planned.at(at, self.epoch))
+        begins, planned = self._position, self._execution
+        return self._epoch(
+            self._iteration, self._pipeline_at(begins) if planned is None else planned.at(begins, self.epoch)
+        )
 
     def _epoch(self, iteration: int, pipeline: Iterator[Batch]) -> Iterator[Batch]:
         epoch, end = self.epoch, self._schedule.first(self.epoch + 1)

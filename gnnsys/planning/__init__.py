@@ -1,7 +1,30 @@
-"""Planning: what runs where, from what this machine can do and what was measured. `execution` plans one process."""
+"""Planning: what runs where, from what this machine can do and what was measured. `execution` plans one process,
+`costs` says what operators cost."""
 
+from gnnsys.planning.costs import (
+    CostContext,
+    CostModel,
+    CostProbe,
+    CubicCost,
+    DeviceProbes,
+    HostProbes,
+    MachineFacts,
+    MachineProfile,
+    Observation,
+    OperatorCost,
+    ProbeTimer,
+    TransferCost,
+    machine_profile,
+    profile_machine,
+    sampling_threads,
+    time_probes,
+)
+from gnnsys.planning.execution.choose_rules import GraphBytes, choose_for_batches, choose_for_epochs
+from gnnsys.planning.execution.comparison import PlanComparison, PlanEstimate, compare_batches
 from gnnsys.planning.execution.compute_threads import ComputeThreads
 from gnnsys.planning.execution.drift import Drift, DriftWatch
+from gnnsys.planning.execution.expected_sizes import expected_sizes
+from gnnsys.planning.execution.model_shape import KINDS, LayerSize, ModelShape
 from gnnsys.planning.execution.plan import ExecutionPlan
 from gnnsys.planning.execution.propose import (
     BatchLoad,
@@ -13,29 +36,104 @@ from gnnsys.planning.execution.propose import (
     spread,
 )
 from gnnsys.planning.execution.rates import Rates, measure_rates
+from gnnsys.planning.execution.rules import BatchRule, BatchSizes, plan_batch
 from gnnsys.planning.execution.trial import WayTrial
 from gnnsys.planning.execution.turn_clock import TurnClock
 from gnnsys.planning.execution.way import CACHED, DEVICE, GIVEN, PINNED, Way
+from gnnsys.planning.scheduling.grouping import GroupedPlan, plan_groups
+from gnnsys.planning.scheduling.operations import Operation, OperatorCosts, PlanGraph
+from gnnsys.planning.scheduling.sampling_turns import (
+    SamplingForecast,
+    SamplingTurns,
+    assign_longest_first,
+    assign_nearly_best,
+)
+from gnnsys.planning.scheduling.shares import RuleShares, bound, round_shares
+from gnnsys.planning.scheduling.simulate import (
+    BatchSchedule,
+    best_schedule,
+    least_seconds,
+    list_schedule,
+    steady_seconds,
+)
+from gnnsys.planning.scheduling.turn_groups import (
+    CacheRefill,
+    SamplingStage,
+    TurnGroup,
+    predict_groups,
+    without_sampling,
+)
 
 __all__ = [
     "CACHED",
     "DEVICE",
     "GIVEN",
+    "KINDS",
     "PINNED",
     "BatchLoad",
+    "BatchRule",
+    "BatchSchedule",
+    "BatchSizes",
+    "CacheRefill",
     "ComputeThreads",
+    "CostContext",
+    "CostModel",
+    "CostProbe",
+    "CubicCost",
+    "DeviceProbes",
     "Drift",
     "DriftWatch",
     "ExecutionPlan",
+    "GraphBytes",
+    "GroupedPlan",
+    "HostProbes",
+    "LayerSize",
+    "MachineFacts",
+    "MachineProfile",
     "Memory",
+    "ModelShape",
+    "Observation",
+    "Operation",
+    "OperatorCost",
+    "OperatorCosts",
+    "PlanComparison",
+    "PlanEstimate",
+    "PlanGraph",
+    "ProbeTimer",
     "Rates",
+    "RuleShares",
+    "SamplingForecast",
+    "SamplingStage",
+    "SamplingTurns",
     "SumLoad",
+    "TransferCost",
     "TurnClock",
+    "TurnGroup",
     "Way",
     "WayTrial",
+    "assign_longest_first",
+    "assign_nearly_best",
+    "best_schedule",
+    "bound",
+    "choose_for_batches",
+    "choose_for_epochs",
+    "compare_batches",
+    "expected_sizes",
     "is_given",
+    "least_seconds",
+    "list_schedule",
+    "machine_profile",
     "measure_rates",
+    "plan_batch",
+    "plan_groups",
+    "predict_groups",
+    "profile_machine",
     "propose_places",
     "propose_splits",
+    "round_shares",
+    "sampling_threads",
     "spread",
+    "steady_seconds",
+    "time_probes",
+    "without_sampling",
 ]

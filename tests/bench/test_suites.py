@@ -20,7 +20,8 @@ WORKLOAD = Workload(TINY)
 IN_LAB = "dist"  # its cases take whole jobs: test_dist.py runs one
 WHOLE_GRAPH = "fullgraph"  # likewise: test_fullgraph.py
 ON_GPU = "gpu"  # test_gpu.py
-PLANNING = "execution"  # likewise, but for what is planned on the host
+PLANNING = "execution"  # likewise, but for what is planned on the host, and for plans alone
+WITHOUT_GPU = ("of the host", "batches dealt", "groups of batches", "a mix of rules")
 PARTLY_IN_LAB = ("lab/", "embeddings/")  # test_samplers.py, test_links_lab.py, test_embeddings.py
 ALIKE = ("rmat-0k", "train communities torn")  # minutes of processes for what others show too
 LONG = (  # what others show too: guided as others are, one more size, one more way to count
@@ -38,7 +39,7 @@ CASES = [
     if s not in (IN_LAB, WHOLE_GRAPH, ON_GPU)
     for b in load_suite(s)
     for case in b(WORKLOAD)
-    if not case.name.startswith((*ALIKE, *PARTLY_IN_LAB)) and (s != PLANNING or case.name.endswith("of the host"))
+    if not case.name.startswith((*ALIKE, *PARTLY_IN_LAB)) and (s != PLANNING or case.name.endswith(WITHOUT_GPU))
 ]
 FIGURES = {  # of what has figures from processes of its own, and a case that does
     "gnnsys.bench.partition.contest": "partition/rmat-2k/memory",

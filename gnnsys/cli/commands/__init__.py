@@ -6,7 +6,7 @@
 GROUPS: dict[str, tuple[str, ...]] = {
     "start here": ("demo", "info", "doctor"),
     "prepare data": ("partition", "inspect", "push"),
-    "run": ("launch", "serve"),
+    "run": ("plan", "launch", "serve"),
     "measure": ("bench",),
     "in your shell": ("completion",),
 }

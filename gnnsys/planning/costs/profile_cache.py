@@ -1,0 +1,54 @@
+"""Profiles in the user's cache: one for each machine, build and number of threads, made when it is first asked for."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from gnnsys.observe import num_usable_cores
+from gnnsys.planning.costs.facts import facts_of
+from gnnsys.planning.costs.profile import MachineFacts, MachineProfile
+from gnnsys.planning.costs.profiling import BUDGET_SECONDS, profile_machine
+
+
+def machine_profile(
+    device: torch.device | None = None, threads: int | None = None, *, budget_seconds: float = BUDGET_SECONDS
+) -> MachineProfile:
+    """The profile of this machine, from the cache, or measured now and kept there.
+
+    A file that is damaged, or is of another machine, is made anew. A cache that cannot be written to is no error: the
+    next process will measure again.
+    """
+    facts = facts_of(device, num_usable_cores() if threads is None else threads)
+    kept = cached_profile(facts)
+    if kept is not None:
+        return kept
+    made = profile_machine(device, facts.threads, budget_seconds)
+    path = profile_path(facts)
+    with suppress(OSError):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        made.save(path)
+    return made
+
+
+def cached_profile(facts: MachineFacts) -> MachineProfile | None:
+    """What the cache has of such a machine; None where that is nothing of use."""
+    try:
+        found = MachineProfile.load(profile_path(facts))
+    except (OSError, ValueError):
+        return None
+    return found if found.machine == facts else None
+
+
+def profile_path(facts: MachineFacts) -> Path:
+    """The file of a machine's profile, in `XDG_CACHE_HOME` or `~/.cache`."""
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    root = Path(home) if os.path.isabs(home) else Path.home() / ".cache"
+    name = hashlib.sha256(json.dumps(asdict(facts), sort_keys=True).encode()).hexdigest()[:16]
+    return root / "gnnsys" / "profiles" / f"{name}.json"

@@ -1,0 +1,86 @@
+"""The profile of this machine: real operators at a dozen sizes each, in turns, then a fit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from gnnsys.observe import num_usable_cores
+from gnnsys.ops import HAS_CUDA_KERNELS, WHY_NO_KERNELS
+from gnnsys.planning.costs.device_probes import DeviceProbes
+from gnnsys.planning.costs.facts import context_of, facts_of
+from gnnsys.planning.costs.host_probes import HostProbes, random_block, random_graph, sampling_threads
+from gnnsys.planning.costs.model import CostModel
+from gnnsys.planning.costs.pairs import DEVICE_PAIRS, HOST_PAIRS, measure_pairs
+from gnnsys.planning.costs.profile import MachineProfile
+from gnnsys.planning.costs.timing import CostProbe, ProbeTimer, time_probes
+
+BUDGET_SECONDS = 20.0
+_FOR_PAIRS = 0.15  # of the budget
+_RESERVE = 0.5  # seconds: the fit, and the call under way when time is up
+
+
+def profile_machine(
+    device: torch.device | None = None,
+    threads: int | None = None,
+    budget_seconds: float = BUDGET_SECONDS,
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+) -> MachineProfile:
+    """Measures what operators cost here: on the host by `threads` threads (all cores, where nobody says), and on
+    `device`. Takes `budget_seconds` at most. `clock` is that of host operators."""
+    began = time.perf_counter()
+    threads = num_usable_cores() if threads is None else threads
+    if threads < 1:
+        raise ValueError(f"threads must be 1 or more, got {threads}")
+    if device is not None and not HAS_CUDA_KERNELS:
+        raise ValueError(f"profiling {device} needs CUDA kernels; {WHY_NO_KERNELS}. Or leave device away")
+    context = context_of(device, threads)
+    with compute_threads(threads), sampling_threads(threads) as pool, torch.no_grad():
+        host = HostProbes(context, pool)
+        probes = host.all()
+        there = None if device is None else DeviceProbes(device, context)
+        if there is not None:
+            probes += there.all()
+        for_pairs = _FOR_PAIRS * budget_seconds
+        seen = time_probes(probes, began + budget_seconds - for_pairs - _RESERVE, ProbeTimer(device, clock))
+        pairs = measure_pairs(_of_pairs(host, there), HOST_PAIRS + DEVICE_PAIRS, for_pairs, threads)
+    costs = CostModel.fit(seen, context)
+    if device is not None:
+        del probes, there
+        torch.cuda.empty_cache()
+    return MachineProfile(facts_of(device, threads), costs, pairs, time.perf_counter() - began)
+
+
+def _of_pairs(host: HostProbes, there: DeviceProbes | None) -> dict[str, CostProbe]:
+    """One call of each operator, of some milliseconds."""
+    block = random_block(120_000, 20_000, 80_000, host.generator)
+    probes = [host.spmm_of(block, 100), host.product_of(10_000, 100, 64)]
+    graph = random_graph(200_000, 4_000_000, 1.0, host.generator)
+    probes.append(host.sample_of(graph, (15, 10), 256))
+    if there is not None:
+        large = random_block(1_000_000, 160_000, 640_000, host.generator)
+        probes += [
+            there.copy_of("copy/up", 6.4e7),
+            there.copy_of("copy/down", 6.4e7),
+            there.over_bus_of(150_000, 100),
+            there.spmm_of(large, 128),
+            there.product_of(160_000, 256, 256),
+            there.sample_of(graph, (15, 10, 5), 1024, True),
+            there.sample_of(graph, (15, 10, 5), 1024, False),
+        ]
+    return {probe.operator: probe for probe in probes}
+
+
+@contextmanager
+def compute_threads(count: int) -> Iterator[None]:
+    """torch's threads while something is measured."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,118 @@
+"""Timing many calls in turns: every round calls each of them once, so a noisy moment of the machine meets all.
+
+The figure of a call is the lower quartile of its rounds. What takes less than the clock can tell is called several
+times.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from gnnsys.planning.costs.model import Observation
+
+_LEAST_SECONDS = 2e-3  # of a measurement on the host
+_MOST_CALLS = 16  # in one measurement
+_ROUNDS, _MOST_ROUNDS = 4, 9  # as many as sizes are chosen for; more where time is left
+_FEWEST = 6  # sizes of an operator that stay, however slow they are
+
+
+@dataclass
+class CostProbe:
+    """A real call of an operator, with the sizes that it has. `share` is how many calls one `call` makes, at once.
+
+    `device` is where it runs; with `waits` the host's clock is read around it, as the call waits for the device itself.
+    """
+
+    operator: str
+    sizes: Mapping[str, float]
+    call: Callable[[], Any]
+    device: torch.device | None = None
+    waits: bool = False
+    share: int = 1
+    seconds: list[float] = field(default_factory=list)
+    calls: int = 1  # of a measurement
+
+
+class ProbeTimer:
+    """`clock` is the host's. On a device, events are, unless a call waits by itself; its caches are cold then."""
+
+    def __init__(self, device: torch.device | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.clock = clock
+        self._flush: torch.Tensor | None = None
+        if device is not None:
+            cache = int(torch.cuda.get_device_properties(device).L2_cache_size)
+            self._flush = torch.empty(max(4 * cache, 256 << 20), dtype=torch.uint8, device=device)
+
+    def once(self, probe: CostProbe) -> float:
+        """Seconds of a call."""
+        if probe.device is not None and not probe.waits:
+            return self._on_device(probe)
+        if probe.device is not None:
+            torch.cuda.synchronize(probe.device)
+        began = self.clock()
+        for _ in range(probe.calls):
+            probe.call()
+        if probe.device is not None:
+            torch.cuda.synchronize(probe.device)
+        return (self.clock() - began) / (probe.calls * probe.share)
+
+    def _on_device(self, probe: CostProbe) -> float:
+        """The fill empties the caches, and keeps the device busy while the call is queued behind it."""
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        assert self._flush is not None
+        self._flush.zero_()
+        start.record()
+        probe.call()
+        end.record()
+        end.synchronize()
+        return 1e-3 * start.elapsed_time(end) / probe.share
+
+
+def time_probes(probes: Sequence[CostProbe], deadline: float, timer: ProbeTimer) -> list[Observation]:
+    """Calls all in turns until `deadline` (of `time.perf_counter`), at least once.
+
+    Sizes that would take too long are left out first: each operator has its share of the time.
+    """
+    kept = _warm_up(probes, deadline, timer)
+    order, turn, longest = random.Random(0), 0, 0.0
+    while turn < _MOST_ROUNDS and (turn == 0 or time.perf_counter() + longest < deadline):
+        began = time.perf_counter()
+        for probe in order.sample(kept, len(kept)):  # another before it in every round
+            probe.call()  # not measured: what came before has left its own code in caches, and its memory to be reused
+            probe.seconds.append(timer.once(probe))
+        turn, longest = turn + 1, max(longest, time.perf_counter() - began)
+    return [Observation(p.operator, p.sizes, _figure(p.seconds)) for p in kept]
+
+
+def _figure(seconds: Sequence[float]) -> float:
+    """The lower quartile: what else a machine does only ever adds to a call's time."""
+    return max(1e-9, sorted(seconds)[(len(seconds) - 1) // 4])
+
+
+def _warm_up(probes: Sequence[CostProbe], deadline: float, timer: ProbeTimer) -> list[CostProbe]:
+    """One call each, from the first to the last: builders give the small ones first."""
+    by_operator: dict[str, list[CostProbe]] = {}
+    for probe in probes:
+        by_operator.setdefault(probe.operator, []).append(probe)
+    left = max(0.0, deadline - time.perf_counter())
+    allowed = left / (1 + _ROUNDS) / max(1, len(by_operator))  # for one round of an operator
+    kept = []
+    for some in by_operator.values():
+        spent, count = 0.0, 0
+        for probe in some:
+            if spent > allowed and count >= _FEWEST:
+                break
+            began = time.perf_counter()
+            probe.call()  # makes what later calls find: buffers, code, threads
+            seconds = timer.once(probe)
+            on_host = probe.device is None or probe.waits
+            probe.calls = max(1, min(_MOST_CALLS, int(_LEAST_SECONDS / max(seconds, 1e-7)))) if on_host else 1
+            kept.append(probe)
+            spent, count = spent + time.perf_counter() - began + (probe.calls - 1) * seconds, count + 1
+    return kept
