@@ -235,7 +235,7 @@ class HybridParallel(nn.Module):
         """What ways have taken that were left."""
         ways = planned.ways_left(way)
         if ways is not None:
-            self._planner.drop_others(ways)
+            self._planner.drop_others(rows, ways)
             devices = {self._planner.rows_device_of(rows, each) for each in ways}
             self._runner.drop(sums=all(each.first != KEPT for each in ways), devices=devices)
 

@@ -20,7 +20,7 @@ from gnnsys.fullgraph import (
 )
 from gnnsys.fullgraph.offload.copy_streams import HostStreams
 from gnnsys.fullgraph.plan import full_graph_plan, pass_planner, propose_ways
-from gnnsys.fullgraph.plan.full_graph_plan import MEASURED, ROUNDS, WARM, Contest
+from gnnsys.fullgraph.plan.full_graph_plan import MEASURED, ROUNDS, WARM, WayContest
 from gnnsys.fullgraph.plan.full_graph_way import ANEW, AS_GIVEN, KEPT, NARROW
 from gnnsys.graph import Graph, typed_graph
 from gnnsys.nn import RGCN, GATConv, GCNConv, GINConv, SAGEConv
@@ -384,7 +384,7 @@ def test_passes_without_a_backward_end_a_contest_in_vain():
 
 
 def one_contest(**change) -> FullGraphPlan:
-    return FullGraphPlan(contests=[Contest(change or {"num_bins": 2})])
+    return FullGraphPlan(contests=[WayContest(change or {"num_bins": 2})])
 
 
 def run_plan(plan: FullGraphPlan, seconds: dict[FullGraphWay, float], epochs: int) -> list[FullGraphWay]:
@@ -418,7 +418,7 @@ def test_a_way_that_is_much_slower_has_one_turn():
 
 
 def test_contests_add_up_and_one_that_is_settled_already_is_left_out():
-    contests = [Contest({"takes_apart": True}), Contest({"num_bins": 2}), Contest({"first": KEPT}, after=500)]
+    contests = [WayContest({"takes_apart": True}), WayContest({"num_bins": 2}), WayContest({"first": KEPT}, after=500)]
     plan = FullGraphPlan(contests=contests)
     apart = FullGraphWay(takes_apart=True)
     both = FullGraphWay(takes_apart=True, num_bins=2)

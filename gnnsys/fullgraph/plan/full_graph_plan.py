@@ -24,7 +24,7 @@ ALL, APART, NONE = "all", "apart", "none"
 
 
 @dataclass
-class Contest:
+class WayContest:
     """`change` names what another way has, by field of `FullGraphWay`. It begins behind `after` epochs, and `why` says
     why then. `passes` counts those of training since it began."""
 
@@ -76,7 +76,7 @@ class FullGraphPlan:
     def __init__(
         self,
         way: FullGraphWay = AS_GIVEN,
-        contests: Sequence[Contest] = (),
+        contests: Sequence[WayContest] = (),
         *,
         made_for: Mapping[str, Any] | None = None,
         passed_over: Mapping[str, str] | None = None,
@@ -144,7 +144,7 @@ class FullGraphPlan:
         self.passed_over[other.name] = reason
         self._end(f"is not possible: {reason}")
 
-    def _decide(self, contest: Contest) -> None:
+    def _decide(self, contest: WayContest) -> None:
         trial, other = contest.trial, self.other()
         own, others = trial.median(0), trial.median(1)
         assert other is not None and own is not None and others is not None
@@ -195,7 +195,7 @@ class FullGraphPlan:
         return {
             "version": _VERSION,
             "way": self.way.to_json(),
-            "contests": [asdict(Contest(one.change, one.after, one.why)) for one in self.contests],
+            "contests": [asdict(WayContest(one.change, one.after, one.why)) for one in self.contests],
             "made_for": self.made_for,
             "passed_over": self.passed_over,
             "facts": self.facts,
@@ -212,7 +212,7 @@ class FullGraphPlan:
         try:
             plan = cls(
                 FullGraphWay.from_json(value["way"]),
-                [Contest(dict(one["change"]), int(one["after"]), str(one["why"])) for one in value["contests"]],
+                [WayContest(dict(one["change"]), int(one["after"]), str(one["why"])) for one in value["contests"]],
                 made_for=value["made_for"],
                 passed_over=value["passed_over"],
                 facts=value["facts"],

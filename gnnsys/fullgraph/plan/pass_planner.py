@@ -186,10 +186,15 @@ class PassPlanner:
             self._version = self.reader.version
         return modes
 
-    def drop_others(self, ways: Sequence[FullGraphWay]) -> None:
-        """Forgets plans of other ways than these."""
-        kept = {way.of_plan for way in ways}
-        self.plans = {key: plan for key, plan in self.plans.items() if key[-1] in kept}
+    def drop_others(self, x: Tensor, ways: Sequence[FullGraphWay]) -> None:
+        """Forgets plans of other ways than these, and the room that their bins were promised."""
+        kept = [self._key(x, way) for way in ways]
+        places = {(key[3], key[-1]) for key in kept}
+        self.plans = {key: plan for key, plan in self.plans.items() if (key[3], key[-1]) in places}
+        if all(plan.buffers is None for plan in self.plans.values()) and self._options.memory_budget is None:
+            for promise in self._promises.values():
+                promise.close()
+            self._promises = {}
 
     def stages_of(self, x: Tensor, way: FullGraphWay) -> list[ModelStage]:
         """The stages of passes over rows like x, with layers in halves where sums can be made."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from gnnsys.comm import Peers
 from gnnsys.fullgraph.keyed_dropout import Dropout
-from gnnsys.fullgraph.plan.full_graph_plan import ALL, APART, NONE, Contest, FullGraphPlan
+from gnnsys.fullgraph.plan.full_graph_plan import ALL, APART, NONE, WayContest, FullGraphPlan
 from gnnsys.fullgraph.plan.full_graph_way import ANEW, AS_GIVEN, KEPT, NARROW, FullGraphWay
 from gnnsys.fullgraph.plan.halo import HaloPlan
 from gnnsys.fullgraph.plan.model_stages import ModelStage
@@ -64,18 +64,20 @@ def propose(planner: PassPlanner, x: Tensor, halo: HaloPlan, peers: Peers, limit
     """The plan of passes over rows like x, to be tried. Every rank calls it, and has the same words in it."""
     first, device = first_layer(planner, x, limits), planner.device_of(x)
     could = _could(planner, x, halo, limits, first).of_all(peers)
+    if not could.is_alike:
+        first = FirstLayer("ranks differ in where rows are and where layers are")
     passed_over: dict[str, str] = {}
-    contests: list[Contest] = []
+    contests: list[WayContest] = []
     if could.moves and limits.is_approximate:
         passed_over[_ROWS] = _APPROXIMATE
     elif could.moves and not could.on_device.fits:
         passed_over[_ROWS] = could.on_device.why_not(device)
     elif could.moves:
-        contests.append(Contest({"place": DEVICE}))
+        contests.append(WayContest({"place": DEVICE}))
     base, others, late = _of_first(x, first, could.kept, passed_over)
     contests += others
     if could.is_idle:
-        contests.append(Contest({"all_cores": True}))
+        contests.append(WayContest({"all_cores": True}))
     else:
         passed_over[_CORES] = "they are used already" if device.type == "cpu" else "a GPU computes"
     is_packed = torch.tensor([int(planner.plan_for(x, base).brings_structure)], dtype=torch.int64, device="cpu")
@@ -90,7 +92,7 @@ def propose(planner: PassPlanner, x: Tensor, halo: HaloPlan, peers: Peers, limit
 
 
 @dataclass(frozen=True)
-class _Room:
+class _ByteRoom:
     """Bytes that something takes of a rank's memory, and what that may give."""
 
     bytes: int
@@ -98,7 +100,7 @@ class _Room:
     fits: bool
 
     @classmethod
-    def of(cls, device: torch.device, num_bytes: int, sharing: int) -> _Room:
+    def of(cls, device: torch.device, num_bytes: int, sharing: int) -> _ByteRoom:
         left = MemoryBudget.of(device).left() // (_SHARE * sharing)
         return cls(num_bytes, left, num_bytes <= left)
 
@@ -109,47 +111,51 @@ class _Room:
 @dataclass(frozen=True)
 class _Could:
     """What a rank could do: rows `on_device`, sums `kept`; whether its bins move and some of its cores are idle, and
-    how many bins its nodes are worth."""
+    how many bins its nodes are worth. `digest` is of what it knows of the first layer: others know the same where they
+    are `is_alike`."""
 
-    on_device: _Room
-    kept: _Room
+    on_device: _ByteRoom
+    kept: _ByteRoom
     moves: bool
     is_idle: bool
     worth: int
+    digest: int
+    is_alike: bool = True
 
     def of_all(self, peers: Peers) -> _Could:
         """What all ranks could do, and the most that one of them needs."""
         rooms = [value for room in (self.on_device, self.kept) for value in (int(room.fits), room.left, -room.bytes)]
-        flags = [*rooms, -int(self.moves), -int(self.is_idle), -self.worth]
+        flags = [*rooms, -int(self.moves), -int(self.is_idle), -self.worth, self.digest, -self.digest]
         told = torch.tensor(flags, dtype=torch.int64, device="cpu")
         peers.all_reduce(told, dist.ReduceOp.MIN).wait()
         least = told.tolist()
-        on_device, kept = (_Room(-most, left, bool(fits)) for fits, left, most in (least[:3], least[3:6]))
-        return _Could(on_device, kept, bool(least[6]), bool(least[7]), -least[8])
+        on_device, kept = (_ByteRoom(-most, left, bool(fits)) for fits, left, most in (least[:3], least[3:6]))
+        is_alike = least[9] == -least[10]
+        return _Could(on_device, kept, bool(least[6]), bool(least[7]), -least[8], self.digest, is_alike)
 
 
 def _could(planner: PassPlanner, x: Tensor, halo: HaloPlan, limits: WayLimits, first: FirstLayer) -> _Could:
     device, moves = planner.device_of(x), planner.moves(x)
-    on_device = kept = _Room(0, 0, True)
+    on_device = kept = _ByteRoom(0, 0, True)
     if moves and not limits.is_approximate:
-        on_device = _Room.of(device, planner.bytes_on_device(x, AS_GIVEN), ranks_on_device(device))
+        on_device = _ByteRoom.of(device, planner.bytes_on_device(x, AS_GIVEN), ranks_on_device(device))
     if not first.why_not:
         num_rows = halo.num_core if first.narrow is None else halo.num_local  # narrow rows need no wide halo
         num_bytes = num_rows * x.shape[1] * x.dtype.itemsize
         sharing = num_local_ranks(os.environ) if x.device.type == "cpu" else ranks_on_device(x.device)
-        kept = _Room.of(x.device, num_bytes, sharing)
+        kept = _ByteRoom.of(x.device, num_bytes, sharing)
     is_idle = device.type == "cpu" and cores_of_rank() > torch.get_num_threads()
-    return _Could(on_device, kept, moves, is_idle, planner.bins_worth())
+    return _Could(on_device, kept, moves, is_idle, planner.bins_worth(), zlib.crc32(repr(first).encode()))
 
 
 def _of_first(
-    x: Tensor, first: FirstLayer, kept: _Room, passed_over: dict[str, str]
-) -> tuple[FullGraphWay, list[Contest], list[Contest]]:
+    x: Tensor, first: FirstLayer, kept: _ByteRoom, passed_over: dict[str, str]
+) -> tuple[FullGraphWay, list[WayContest], list[WayContest]]:
     """The way to begin with, contests of how layers are computed, and that of sums which pay late."""
     apart = {"takes_apart": True} if first.has_apart else {}
     if first.why_not:
         passed_over[KEPT] = first.why_not
-        return AS_GIVEN, [Contest(apart)] if apart else [], []
+        return AS_GIVEN, [WayContest(apart)] if apart else [], []
     pays = 1 if first.narrow is None else math.ceil(x.shape[1] / (2 * first.narrow))
     late = []
     if not kept.fits:
@@ -163,17 +169,17 @@ def _of_first(
                 f"{first.narrow} there and back in every epoch"
             ),
         )
-        late = [Contest({"first": KEPT}, after=pays, why=why)]
+        late = [WayContest({"first": KEPT}, after=pays, why=why)]
     else:
         how = KEPT
         if first.narrow is not None:
             passed_over[NARROW] = f"sums that are kept have paid after {pays} epoch{'s' if pays > 1 else ''}"
     if first.is_pyg:  # which is called without a plan
-        return AS_GIVEN, [Contest({**apart, "first": how})], late
-    return FullGraphWay(first=how), [Contest(apart)] if apart else [], late
+        return AS_GIVEN, [WayContest({**apart, "first": how})], late
+    return FullGraphWay(first=how), [WayContest(apart)] if apart else [], late
 
 
-def _facts(x: Tensor, device: torch.device, stages: Sequence[ModelStage], kept: _Room, first: FirstLayer) -> list[str]:
+def _facts(x: Tensor, device: torch.device, stages: Sequence[ModelStage], kept: _ByteRoom, first: FirstLayer) -> list[str]:
     place = f"rows on {x.device}, computed on {device}"
     if x.device == device:
         place += ": pure GPU, nothing crosses the bus" if device.type == "cuda" else ""
@@ -184,20 +190,20 @@ def _facts(x: Tensor, device: torch.device, stages: Sequence[ModelStage], kept: 
     return lines
 
 
-def _bins(limits: WayLimits, moves: bool, is_alone: bool, worth: int, passed_over: dict[str, str]) -> list[Contest]:
+def _bins(limits: WayLimits, moves: bool, is_alone: bool, worth: int, passed_over: dict[str, str]) -> list[WayContest]:
     if limits.has_bins:
         passed_over[_BINS] = "bins are as you say"
     elif limits.is_approximate:
         passed_over[_BINS] = _APPROXIMATE
     elif moves:
-        return [Contest({"num_bins": NUM_BINS // 2}), Contest({"num_bins": _MANY_BINS})]
+        return [WayContest({"num_bins": NUM_BINS // 2}), WayContest({"num_bins": _MANY_BINS})]
     elif is_alone:
         passed_over[_BINS] = "one rank has nothing to send while it computes"
     elif worth <= _FEW_BINS:
         passed_over[_BINS] = "no rank has nodes for more than two"
     else:
-        many = [Contest({"num_bins": _MANY_BINS})] if worth >= _MANY_BINS else []
-        return [Contest({"num_bins": _FEW_BINS}), *many]
+        many = [WayContest({"num_bins": _MANY_BINS})] if worth >= _MANY_BINS else []
+        return [WayContest({"num_bins": _FEW_BINS}), *many]
     return []
 
 
