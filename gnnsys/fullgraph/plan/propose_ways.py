@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from gnnsys.comm import Peers
 from gnnsys.fullgraph.keyed_dropout import Dropout
-from gnnsys.fullgraph.plan.full_graph_plan import ALL, APART, NONE, WayContest, FullGraphPlan
+from gnnsys.fullgraph.plan.full_graph_plan import ALL, APART, NONE, FullGraphPlan, WayContest
 from gnnsys.fullgraph.plan.full_graph_way import ANEW, AS_GIVEN, KEPT, NARROW, FullGraphWay
 from gnnsys.fullgraph.plan.halo import HaloPlan
 from gnnsys.fullgraph.plan.model_stages import ModelStage
@@ -179,7 +179,9 @@ def _of_first(
     return FullGraphWay(first=how), [WayContest(apart)] if apart else [], late
 
 
-def _facts(x: Tensor, device: torch.device, stages: Sequence[ModelStage], kept: _ByteRoom, first: FirstLayer) -> list[str]:
+def _facts(
+    x: Tensor, device: torch.device, stages: Sequence[ModelStage], kept: _ByteRoom, first: FirstLayer
+) -> list[str]:
     place = f"rows on {x.device}, computed on {device}"
     if x.device == device:
         place += ": pure GPU, nothing crosses the bus" if device.type == "cuda" else ""
