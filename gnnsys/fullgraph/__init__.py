@@ -7,6 +7,8 @@ from gnnsys.fullgraph.parallel import HybridParallel
 from gnnsys.fullgraph.plan.bin_memory import peak_bytes
 from gnnsys.fullgraph.plan.bin_schedule import BinSchedule
 from gnnsys.fullgraph.plan.bins import Packing
+from gnnsys.fullgraph.plan.full_graph_plan import FullGraphPlan
+from gnnsys.fullgraph.plan.full_graph_way import FullGraphWay
 from gnnsys.fullgraph.plan.halo import HaloPlan, make_plan
 from gnnsys.fullgraph.plan.rank_share import RankShare, share_of
 from gnnsys.fullgraph.run.approximate import BoundarySampling, Staleness
@@ -21,6 +23,8 @@ __all__ = [
     "ByNodeType",
     "Dropout",
     "EdgeArguments",
+    "FullGraphPlan",
+    "FullGraphWay",
     "HaloPlan",
     "HybridParallel",
     "Join",

@@ -12,15 +12,20 @@ from torch import Tensor, nn
 
 from gnnsys.comm import Peers
 from gnnsys.fullgraph.plan.bin_schedule import BinSchedule
+from gnnsys.fullgraph.plan.bins import BudgetError
 from gnnsys.fullgraph.plan.default_device import on_host
 from gnnsys.fullgraph.plan.edge_data import edge_data_of
+from gnnsys.fullgraph.plan.full_graph_plan import FullGraphPlan
+from gnnsys.fullgraph.plan.full_graph_way import AS_GIVEN, KEPT, FullGraphWay
 from gnnsys.fullgraph.plan.graph_types import EDGE_TYPE, GraphTypes
 from gnnsys.fullgraph.plan.halo import HaloPlan, make_plan
 from gnnsys.fullgraph.plan.pass_planner import LayerReader, PassPlanner, PlanOptions, whole_degrees
+from gnnsys.fullgraph.plan.propose_ways import WayLimits, hardware, propose
 from gnnsys.fullgraph.plan.rank_share import Ranks, RankShare, share_of
 from gnnsys.fullgraph.run.halo_exchange import Exchange
 from gnnsys.fullgraph.run.pass_state import Pass
-from gnnsys.fullgraph.run.pass_times import Times
+from gnnsys.fullgraph.run.pass_times import PassClock, Times
+from gnnsys.fullgraph.run.planned_passes import AUTO, PlannedPasses
 from gnnsys.fullgraph.run.typed_layer import layer_name
 from gnnsys.fullgraph.run.whole_pass import PassRunner
 from gnnsys.fullgraph.typed_rows import join_rows, split_rows
@@ -35,6 +40,9 @@ if TYPE_CHECKING:
     from gnnsys.sampling import DistGraph
 
     TypedRows = Mapping[NodeType, Tensor]
+
+
+_SAVED = "execution"  # the plan, in a state_dict
 
 
 class HybridParallel(nn.Module):
@@ -68,7 +76,9 @@ class HybridParallel(nn.Module):
     dropout, together with the number of the step, which is part of the model's state. Features that need no gradient
     travel once, when a tensor is first seen; all ranks must give a new one at the same time. `approximate` trades
     exactness of training passes for less or later communication: see `BoundarySampling` and `Staleness`. `trace` is of
-    how many passes `trace()` keeps records.
+    how many passes `trace()` keeps records. `execution="auto"` tries, over the first epochs of training, what could be
+    faster than what is done without it, and goes on with what was; `execution` is then a plan, whose `report()` tells.
+    A plan that was saved may be given instead.
     """
 
     step: Tensor
@@ -90,6 +100,7 @@ class HybridParallel(nn.Module):
         group: Any = None,
         timeout: float = 1800.0,
         trace: int = 0,
+        execution: str | FullGraphPlan | None = None,
     ) -> None:
         super().__init__()
         if not isinstance(graph, RankShare):
@@ -106,6 +117,8 @@ class HybridParallel(nn.Module):
             raise ValueError("memory_budget sizes the bins: leave the schedule's packing away")
         if approximate is not None and not hasattr(approximate, "begin"):
             raise ValueError(f"approximate must be a policy, such as BoundarySampling(0.1), got {approximate!r}")
+        if execution is not None and execution != AUTO and not isinstance(execution, FullGraphPlan):
+            raise ValueError(f'execution must be "auto", a FullGraphPlan or None, got {execution!r}')
         output_device = check_device(output_device, "output_device")
         self.layers = _as_module(layers)
         types = (graph.typed.types if graph.typed else None) if isinstance(graph, RankShare) else GraphTypes.of(graph)
@@ -125,6 +138,13 @@ class HybridParallel(nn.Module):
         ids = self.share.original_ids[self.plan.order]
         self._planner = PassPlanner(reader, self.plan, whole, ids, self._peers, options)
         self._passes: deque[PassTrace] = deque(maxlen=trace)
+        self._limits = WayLimits(
+            has_bins=self.schedule.packing is not None or memory_budget is not None,
+            is_approximate=approximate is not None,
+            is_typed=types is not None,
+        )
+        given = execution if isinstance(execution, FullGraphPlan) else None
+        self._planned = None if execution is None else PlannedPasses(given)
         self.register_buffer("step", torch.zeros((), dtype=torch.int64, device="cpu"))
         with on_host():
             self._runner = PassRunner(
@@ -151,23 +171,78 @@ class HybridParallel(nn.Module):
         """Rows of this rank's nodes, [num_core, width of the last layer], from theirs; of a typed graph both are by
         node type, and results are of the types that have rows behind the last layer."""
         self._runner.check()
-        reader = self._planner.reader
+        reader, planner, planned = self._planner.reader, self._planner, self._planned
         rows, refusal = self._one_tensor(x)
-        is_known = self._planner.agree(rows, self.training, lambda: self._runner.knows(rows, reader.version), refusal)
-        plan = self._planner.plan_for(rows)
-        trains = [p for p in self.parameters() if p.requires_grad]
+        kind = planner.kind_of(rows) if isinstance(rows, Tensor) and rows.dim() == 2 else None
+        epoch = int(self.step) + 1
+        way = AS_GIVEN if planned is None else planned.way(kind, epoch)
+        turn, seconds = (None, None) if planned is None else planned.last
+        agreed = planner.agree(
+            rows, self.training, lambda: self._runner.knows(rows, reader.version), refusal, way, seconds
+        )
+        clock = None
+        if planned is not None:
+            if planned.needs_plan(reader.version):
+                self._plan_execution(planned, rows)
+                way, turn = planned.way(kind, epoch), None
+            trains = self.training and torch.is_grad_enabled()
+            clock = planned.begin(kind, epoch, trains, planner.device_of(rows))
+            planned.add(turn, agreed.seconds)
+            self._give_back(planned, rows, way)
         if self.training:
             self.step += 1
-        state = Pass(plan, stream_key(self.seed, int(self.step)), torch.is_grad_enabled())
-        state.is_known = is_known
-        if self._passes.maxlen:
-            self._passes.append(PassTrace(int(self.step)))
-            state.times.spans = self._passes[-1].spans
-        out = self._runner.run(state, rows, trains, self.training, reader.version)
+        try:
+            out = self._run(rows, way, agreed.is_known, clock)
+        except (MemoryError, torch.OutOfMemoryError, BudgetError) as error:
+            if planned is None or self._peers.world_size > 1 or not planned.refuse(way, error):
+                raise
+            self._runner.recover()
+            out = self._run(rows, planned.way(kind, epoch), False, None)
         if self.share.typed is None:
             return out
         assert reader.input_widths is not None
         return split_rows(out, self.share.typed, reader.stages, reader.input_widths)
+
+    def _run(self, rows: Tensor, way: FullGraphWay, is_known: bool, clock: PassClock | None) -> Tensor:
+        """A pass by a way."""
+        plan = self._planner.plan_for(rows, way)
+        trains = [p for p in self.parameters() if p.requires_grad]
+        state = Pass(plan, stream_key(self.seed, int(self.step)), torch.is_grad_enabled())
+        state.is_known, state.keeps_sums, state.clock = is_known, way.first == KEPT, clock
+        if self._passes.maxlen:
+            self._passes.append(PassTrace(int(self.step)))
+            state.times.spans = self._passes[-1].spans
+        return self._runner.run(state, rows, trains, self.training, self._planner.reader.version)
+
+    def _plan_execution(self, planned: PlannedPasses, rows: Tensor) -> None:
+        """Every rank makes the plan, of what all of them could do."""
+        planner, halo = self._planner, self.plan
+        counts = torch.tensor([halo.num_core, halo.csc.num_edges], dtype=torch.int64, device="cpu")
+        self._peers.all_reduce(counts).wait()
+        kind = planner.kind_of(rows)
+        made_for = {
+            "layers": planner.reader.digest,
+            "rows": [kind[0], str(kind[1]), kind[2]],
+            "graph": counts.tolist(),
+            "ranks": halo.world_size,
+            "hardware": hardware(planner.device_of(rows), rows.device, self._peers),
+        }
+        planned.make(
+            kind, planner.reader.version, made_for, lambda: propose(planner, rows, halo, self._peers, self._limits)
+        )
+
+    def _give_back(self, planned: PlannedPasses, rows: Tensor, way: FullGraphWay) -> None:
+        """What ways have taken that were left."""
+        ways = planned.ways_left(way)
+        if ways is not None:
+            self._planner.drop_others(rows, ways)
+            devices = {self._planner.rows_device_of(rows, each) for each in ways}
+            self._runner.drop(sums=all(each.first != KEPT for each in ways), devices=devices)
+
+    @property
+    def execution(self) -> FullGraphPlan | None:
+        """The plan of passes, with `execution="auto"` or a plan given: made when the first one begins."""
+        return None if self._planned is None else self._planned.plan
 
     def _one_tensor(self, x: Tensor | TypedRows) -> tuple[Tensor, Exception | None]:
         """Rows of all types as one tensor, or what is wrong with them, which the other ranks have to hear of."""
@@ -188,7 +263,7 @@ class HybridParallel(nn.Module):
         call for a kind of input is one that every rank makes.
         """
         x = self._checked(x)
-        plan, num_sent, num_halo = self._planner.plan_for(x), sum(self.plan.rows_to()), self.plan.num_halo
+        plan, num_sent, num_halo = self._planner.plan_for(x, self._way(x)), sum(self.plan.rows_to()), self.plan.num_halo
         once = each = 0
         width, dtype, trains = x.shape[1], x.dtype, x.requires_grad
         for number, step in enumerate(plan.steps):
@@ -203,7 +278,7 @@ class HybridParallel(nn.Module):
     def describe(self, x: Tensor | TypedRows) -> str:
         """What this rank does in a pass over inputs like `x`, a line per step. Every rank calls it."""
         given, x = x, self._checked(x)
-        halo, plan = self.plan, self._planner.plan_for(x)
+        halo, plan = self.plan, self._planner.plan_for(x, self._way(x))
         lines = [
             f"rank {halo.rank} of {halo.world_size}: {halo.num_core:,} nodes, {halo.num_boundary:,} that others need, "
             f"{halo.csc.num_edges:,} in-edges, {halo.num_halo:,} nodes in the halo"
@@ -225,6 +300,11 @@ class HybridParallel(nn.Module):
         lines.append(f"payload sent: {once:,} bytes once, {each:,} bytes in each training pass")
         return "\n".join(lines)
 
+    def _way(self, x: Tensor) -> FullGraphWay:
+        """How the next pass over rows like x goes."""
+        planned = self._planned
+        return AS_GIVEN if planned is None else planned.way(self._planner.kind_of(x), int(self.step) + 1)
+
     def _checked(self, x: Tensor | TypedRows) -> Tensor:
         rows, refusal = self._one_tensor(x)
         if refusal is not None:
@@ -241,6 +321,18 @@ class HybridParallel(nn.Module):
         rows[self.plan.rank] = torch.tensor(self.plan.rows_to(), device="cpu")
         self._peers.all_reduce(rows).wait()
         return rows * width * itemsize
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        saved = None if self._planned is None else self._planned.saved()
+        if saved is not None:
+            destination[prefix + _SAVED] = saved
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        saved = state_dict.pop(prefix + _SAVED, None)  # a model without a plan takes no notice of it
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        if saved is not None and self._planned is not None:
+            self._planned.load(saved)
 
     def __getstate__(self) -> Any:
         raise TypeError(

@@ -15,6 +15,7 @@ NUMBERS = (  # files about the numbers that plain layers give: how layers are tr
     "test_attention",
     "test_dropout",
     "test_exact",
+    "test_execution",
     "test_inference",
     "test_memory",
     "test_moves",

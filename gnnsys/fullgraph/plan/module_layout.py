@@ -18,6 +18,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from gnnsys.fullgraph.keyed_dropout import Dropout, keyed
 from gnnsys.fullgraph.modules import ByNodeType
 from gnnsys.fullgraph.plan.graph_types import GraphTypes
+from gnnsys.fullgraph.plan.pyg_halves import settings_of
 from gnnsys.fullgraph.run.pyg_layers import unwrapped
 from gnnsys.fullgraph.run.typed_layer import TypedConv, TypedRowLayer
 from gnnsys.nn import HGT, Stack, TypedRGCN, TypedStack, has_hooks, is_batch_norm, methods_of, runs_as
@@ -149,7 +150,7 @@ def _kind(module: nn.Module) -> tuple[Any, ...]:
         None if held.keys().isdisjoint(methods_of(kind)) else tuple(sorted(held.keys() & methods_of(kind))),
         held.get("_compiled_call_impl") is not None,
         tuple(map(_shape, parameters.values())) if parameters else (),
-        tuple(_frozen(held.get(name)) for name in settings) if settings else (),
+        tuple(_frozen(held.get(name)) for name in settings) if settings else settings_of(module),
     )
 
 

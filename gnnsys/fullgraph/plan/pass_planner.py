@@ -6,10 +6,11 @@ People change modules at any time, so a pass reads the layers as they are, and p
 from __future__ import annotations
 
 import contextlib
+import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -21,19 +22,22 @@ from gnnsys.fullgraph.offload.mover import StagingBuffers
 from gnnsys.fullgraph.plan.bin_schedule import BinSchedule
 from gnnsys.fullgraph.plan.bins import BudgetError, Costs, Packing
 from gnnsys.fullgraph.plan.default_device import on_host
+from gnnsys.fullgraph.plan.full_graph_way import AS_GIVEN, FullGraphWay
 from gnnsys.fullgraph.plan.graph_types import GraphTypes
 from gnnsys.fullgraph.plan.halo import HaloPlan
 from gnnsys.fullgraph.plan.layer_trial import check_layers, check_parameters
 from gnnsys.fullgraph.plan.model_stages import ModelStage, make_stages
 from gnnsys.fullgraph.plan.module_layout import ModuleLayout, numbers_of
+from gnnsys.fullgraph.plan.neighbor_sums import NeighborSums
 from gnnsys.fullgraph.plan.stage_halves import with_halves
 from gnnsys.fullgraph.plan.step_plan import Shapes, Step, bytes_at_once, costs_of, make_steps, shapes_of
 from gnnsys.fullgraph.run.typed_layer import TypedConv, TypedRowLayer
 from gnnsys.graph import NodeType
 from gnnsys.ops import STRUCTURES, WEIGHT, WholeDegrees
+from gnnsys.planning import DEVICE
 from gnnsys.store import MemoryBudget, MemoryPromise
 
-_BINS = 6  # per layer, where there is something to overlap with: the best of 1 to 8 in docs/benchmarks.md
+NUM_BINS = 6  # per layer, where there is something to overlap with: the best of 1 to 8 in docs/benchmarks.md
 _BIN_NODES = 1500  # of a bin between ranks, on average: many smaller ones cost more than what they overlap
 _DERIVED = 4  # structures that a typed layer derives from that of a bin, besides one per edge type
 # What modules of all ranks have in common besides what plans are made from
@@ -42,7 +46,8 @@ _AGREED = ("p", "dropout", "negative_slope", "eps", "momentum", "track_running_s
 
 @dataclass(frozen=True, eq=False)
 class PassPlan:
-    """What all passes over rows of one width share. Bins are computed on `device`; rows live where x does.
+    """What all passes over rows of one width share. Bins are computed on `device`; rows live on `rows_device`, where x
+    is unless a plan says otherwise.
 
     With `buffers` bins move between the two; `brings_structure` says that their structures do too.
     """
@@ -53,6 +58,7 @@ class PassPlan:
     steps: list[Step]
     ids: Tensor  # original ids by place
     device: torch.device
+    rows_device: torch.device
     wire_dtype: torch.dtype | None
     recompute: bool
     buffers: StagingBuffers | None = None
@@ -91,6 +97,14 @@ class PlanOptions:
     wire_dtype: torch.dtype | None
 
 
+class Agreed(NamedTuple):
+    """What all ranks know when a pass begins: whether x `is_known` to all, and the most `seconds` that one of them took
+    for an earlier pass, None where not all have told."""
+
+    is_known: bool
+    seconds: float | None
+
+
 class PassPlanner:
     """The plans of one model. `whole` are degrees of all local rows, `original_ids` those of own nodes by place."""
 
@@ -104,14 +118,16 @@ class PassPlanner:
         self.plans: dict[Any, PassPlan] = {}
         self._checked: dict[Any, list[Any]] = {}  # types that typed layers were found to use
         self._promises: dict[torch.device, MemoryPromise] = {}  # room for bins, of the plan that needs most
+        self._views: weakref.WeakValueDictionary[Any, NeighborSums] = weakref.WeakValueDictionary()  # that plans share
         self._is_checked = False  # whether all ranks were found to have the same parameters
 
     def agree(
-        self, x: Tensor, is_training: bool, is_known: Callable[[], bool], refusal: Exception | None = None
-    ) -> bool:
-        """Whether x `is_known` on all ranks. What one of them refuses, of x or of the layers, all refuse.
+        self, x: Tensor, is_training: bool, is_known: Callable[[], bool], refusal: Exception | None = None,
+        way: FullGraphWay = AS_GIVEN, seconds: float | None = None,
+    ) -> Agreed:  # fmt: skip
+        """Whether x `is_known` on all ranks, for a pass by `way`. What one refuses, of x or of the layers, all refuse.
 
-        `refusal` is what this rank has found wrong already, if anything.
+        `refusal` is what this rank has found wrong already, if anything; `seconds` what an earlier pass took here.
         """
         digest, known, is_planned = 0, False, False
         try:
@@ -124,14 +140,15 @@ class PassPlanner:
                 )
             modes = self._look()
             self._check(x, modes)
-            key, known = self._key(x), is_known()
+            key, known = self._key(x, way), is_known()
             is_planned = key in self.plans
             if self._peers.world_size > 1:
-                digest = self._digest_of(key, modes, is_training)
+                digest = self._digest_of(x, modes, is_training)
         except Exception as error:  # whatever it is, the others wait to hear of it
             refusal = error
-        suits = refusal is None and self._peers.route.suits(x.device)
-        flags = [known, digest, -digest, is_planned, self._is_checked, suits]
+        suits = refusal is None and self._peers.route.suits(self.rows_device_of(x, way))
+        nanoseconds = 0 if seconds is None else max(1, round(1e9 * seconds))
+        flags = [known, digest, -digest, is_planned, self._is_checked, suits, seconds is not None, -nanoseconds]
         told = torch.tensor(flags, dtype=torch.int64, device="cpu")
         self._peers.all_reduce(told, dist.ReduceOp.MIN).wait()
         if refusal is not None:
@@ -145,16 +162,16 @@ class PassPlanner:
         if not told[3]:  # plans are made by all ranks, or by none
             self.plans.pop(key, None)
         self._is_checked = bool(told[4])
-        self._peers.agree_on_route(x.device, bool(told[5]))
-        return bool(told[0])
+        self._peers.agree_on_route(self.rows_device_of(x, way), bool(told[5]))
+        return Agreed(bool(told[0]), -float(told[7]) / 1e9 if told[6] else None)
 
     @torch.inference_mode(False)
-    def plan_for(self, x: Tensor) -> PassPlan:
-        """The plan of passes over rows like x."""
+    def plan_for(self, x: Tensor, way: FullGraphWay = AS_GIVEN) -> PassPlan:
+        """The plan of passes over rows like x, by a way."""
         self._look()
-        key = self._key(x)
+        key = self._key(x, way)
         if key not in self.plans:
-            plan = self._plan(x, device=key[4])
+            plan = self._plan(x, way)
             if not self._is_checked:  # lazy parameters are there only now
                 check_parameters(self.reader.layers.named_parameters(prefix="layers"), self._peers)
                 self._is_checked = True
@@ -169,19 +186,49 @@ class PassPlanner:
             self._version = self.reader.version
         return modes
 
-    def _plan(self, x: Tensor, device: torch.device) -> PassPlan:
-        options, halo, stages = self._options, self._halo, self.reader.stages
-        streams = streams_between(x.device, device)
+    def drop_others(self, x: Tensor, ways: Sequence[FullGraphWay]) -> None:
+        """Forgets plans of other ways than these, and the room that their bins were promised."""
+        kept = [self._key(x, way) for way in ways]
+        places = {(key[3], key[-1]) for key in kept}
+        self.plans = {key: plan for key, plan in self.plans.items() if (key[3], key[-1]) in places}
+        if all(plan.buffers is None for plan in self.plans.values()) and self._options.memory_budget is None:
+            for promise in self._promises.values():
+                promise.close()
+            self._promises = {}
+
+    def stages_of(self, x: Tensor, way: FullGraphWay) -> list[ModelStage]:
+        """The stages of passes over rows like x, with layers in halves where sums can be made."""
+        device, rows_device, stages = self.device_of(x), self.rows_device_of(x, way), self.reader.stages
+        if device != rows_device and streams_between(rows_device, device) is None:
+            return stages
+        data, (narrows_first, takes_apart, _) = self._halo.csc.edge_data, way.of_plan
+        weighted = data is not None and WEIGHT in data.rows
+        return with_halves(stages, x.requires_grad or narrows_first, weighted, takes_apart=takes_apart)
+
+    def shapes_by(self, x: Tensor, way: FullGraphWay) -> Shapes:
+        """The width and dtype of what every stage reads, and of the last one's result."""
+        return shapes_of(self.stages_of(x, way), self._halo, x, self.device_of(x))
+
+    def bytes_on_device(self, x: Tensor, way: FullGraphWay) -> int:
+        """What passes take of the device that computes if rows lie there too: rows and gradients of all layers, what is
+        kept of bins, structures."""
+        stages, halo, device = self.stages_of(x, way), self._halo, self.device_of(x)
+        shapes = shapes_of(stages, halo, x, device)
+        costs = costs_of(stages, halo, self._whole, self._ids, shapes, device, False) if halo.num_core else []
+        rows = sum(2 * halo.num_local * width * dtype.itemsize for width, dtype in shapes)
+        return int(rows + (bytes_at_once(stages, halo, 1, shapes, costs) if costs else 0))
+
+    def _plan(self, x: Tensor, way: FullGraphWay) -> PassPlan:
+        options, halo, stages = self._options, self._halo, self.stages_of(x, way)
+        device, rows_device = self.device_of(x), self.rows_device_of(x, way)
+        streams = streams_between(rows_device, device)
         moves = streams is not None
-        if device == x.device or moves:  # sums are made where rows lie, or come
-            data = halo.csc.edge_data
-            stages = with_halves(stages, x.requires_grad, data is not None and WEIGHT in data.rows)
         shapes = shapes_of(stages, halo, x, device)
         budget, costs = self._budget(stages, shapes, device, moves)
         with self._explained(budget), on_host():
             steps = make_steps(
-                stages, halo, self._whole, self._peers, self._packing(moves), budget, shapes, costs, x.device, device,
-                moves, not x.requires_grad,
+                stages, halo, self._whole, self._peers, self._packing(moves, way.num_bins), budget, shapes, costs,
+                rows_device, device, moves, not x.requires_grad, self._views,
             )  # fmt: skip
         if self.reader.types is not None:
             each = _DERIVED + len(self.reader.types.edge_types)
@@ -189,22 +236,19 @@ class PassPlanner:
         buffers = None if streams is None else StagingBuffers(streams)
         recompute = options.recompute or budget is not None
         return PassPlan(
-            halo, self._peers, options.schedule, steps, self._ids.to(device), device, options.wire_dtype, recompute,
-            buffers, brings_structure=budget is not None,
+            halo, self._peers, options.schedule, steps, self._ids.to(device), device, rows_device, options.wire_dtype,
+            recompute, buffers, brings_structure=budget is not None,
         )  # fmt: skip
 
-    def _digest_of(self, key: tuple[Any, ...], modes: tuple[bool, ...], is_training: bool) -> int:
+    def _digest_of(self, x: Tensor, modes: tuple[bool, ...], is_training: bool) -> int:
         """A number that is the same on ranks that will send and await the same in this pass."""
-        width, dtype, x_trains, _, _, cast = key  # devices are each rank's own
         trains = [p.requires_grad for p in self.reader.layers.parameters()]
         settings = numbers_of(self.reader.layers.modules(), _AGREED)
         here = (
             self.reader.digest,
             self.reader.input_widths,
-            width,
-            dtype,
-            x_trains,
-            cast,
+            *self.kind_of(x),  # devices are each rank's own
+            self._cast(x),
             modes,
             is_training,
             trains,
@@ -214,7 +258,7 @@ class PassPlanner:
 
     def _check(self, x: Tensor, modes: tuple[bool, ...]) -> None:
         """Once for each kind of rows, and for training and not: whether the layers can be computed in bins."""
-        device, widths = self._device(x), self.reader.input_widths
+        device, widths = self.device_of(x), self.reader.input_widths
         by_type = None if widths is None else tuple(widths.items())
         key = (x.shape[1], by_type, x.dtype, device, modes, torch.is_grad_enabled())
         typed = [m for stage in self.reader.stages for m in stage.modules if isinstance(m, (TypedConv, TypedRowLayer))]
@@ -224,15 +268,26 @@ class PassPlanner:
         for module, found in zip(typed, self._checked[key], strict=True):
             module.types_in_use = found
 
-    def _device(self, x: Tensor) -> torch.device:
+    def device_of(self, x: Tensor) -> torch.device:
         """Where bins are computed: where the parameters are."""
         return next((p.device for p in self.reader.layers.parameters()), x.device)
 
-    def _key(self, x: Tensor) -> tuple[Any, ...]:
+    def rows_device_of(self, x: Tensor, way: FullGraphWay) -> torch.device:
+        """Where rows of all layers live."""
+        return self.device_of(x) if way.place == DEVICE else x.device
+
+    def _cast(self, x: Tensor) -> torch.dtype | None:
+        kind = self.device_of(x).type
+        return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
+    @staticmethod
+    def kind_of(x: Tensor) -> tuple[int, torch.dtype, bool]:
+        """What rows of all ranks have in common."""
+        return x.shape[1], x.dtype, x.requires_grad
+
+    def _key(self, x: Tensor, way: FullGraphWay) -> tuple[Any, ...]:
         """What passes must have in common to share a plan."""
-        device = self._device(x)
-        cast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
-        return x.shape[1], x.dtype, x.requires_grad, x.device, device, cast
+        return *self.kind_of(x), self.rows_device_of(x, way), self.device_of(x), self._cast(x), way.of_plan
 
     def _budget(
         self, stages: list[ModelStage], shapes: Shapes, device: torch.device, moves: bool
@@ -247,7 +302,7 @@ class PassPlanner:
         left = MemoryBudget.of(device).left() + (0 if own is None else own.bytes)
         room = max(1, left // 2) if room is None else room
         costs = costs_of(stages, halo, self._whole, self._ids, shapes, device, moves)
-        needed = bytes_at_once(stages, halo, _BINS, shapes, costs)
+        needed = bytes_at_once(stages, halo, NUM_BINS, shapes, costs)
         self._promise(device, int(min(needed, room, left)))
         return None if needed <= room else room, costs
 
@@ -261,6 +316,14 @@ class PassPlanner:
             self._promises[device] = budget.promise(min(num_bytes, budget.left()), "bins of full-graph training")
             self._promises[device].keep_for(self)
 
+    def bins_worth(self) -> int:
+        """How many bins this rank's nodes are worth, between ranks."""
+        return max(1, self._halo.num_core // _BIN_NODES)
+
+    def moves(self, x: Tensor) -> bool:
+        """Whether bins move between where x is and where they are computed."""
+        return streams_between(x.device, self.device_of(x)) is not None
+
     @contextlib.contextmanager
     def _explained(self, budget: int | None) -> Iterator[None]:
         """Adds to what a budget is refused for that nobody gave it."""
@@ -273,13 +336,15 @@ class PassPlanner:
                 f"{error}. No memory_budget was given, so it is half of what the device has free, {budget:,} bytes"
             ) from error
 
-    def _packing(self, moves: bool) -> Packing:
+    def _packing(self, moves: bool, num_bins: int | None) -> Packing:
         if self._options.schedule.packing is not None:
             return self._options.schedule.packing
         if moves:
-            return Packing(num_bins=_BINS)
-        worth = min(_BINS, max(1, self._halo.num_core // _BIN_NODES))
-        return Packing(num_bins=worth, least_nodes=_BIN_NODES // 3) if self._halo.world_size > 1 else Packing()
+            return Packing(num_bins=num_bins or NUM_BINS)
+        if self._halo.world_size == 1:
+            return Packing() if num_bins is None else Packing(num_bins=num_bins)
+        worth = min(num_bins or NUM_BINS, self.bins_worth())
+        return Packing(num_bins=worth, least_nodes=_BIN_NODES // 3)
 
 
 def whole_degrees(plan: HaloPlan, peers: Peers) -> WholeDegrees:

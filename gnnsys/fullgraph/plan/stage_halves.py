@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from gnnsys.fullgraph.keyed_dropout import KeyedRows
 from gnnsys.fullgraph.modules import JoinKept
 from gnnsys.fullgraph.plan.model_stages import ModelStage
+from gnnsys.fullgraph.plan.pyg_halves import pyg_halves
 from gnnsys.nn import Dense, GraphLayer, Halves, NarrowFirst, has_hooks
 
 
@@ -45,26 +46,36 @@ def _sums_alone(sums: Tensor, own: Tensor) -> Tensor:
     return sums
 
 
-def with_halves(stages: Sequence[ModelStage], x_trains: bool, weighted: bool = False) -> list[ModelStage]:
+def with_halves(
+    stages: Sequence[ModelStage], narrows_first: bool, weighted: bool = False, *, takes_apart: bool = False
+) -> list[ModelStage]:
     """The stages, with graph layers that state their halves as sums, after their dense half where that is narrower.
 
-    A layer that reads features which never change (not `x_trains`) sums them up first: they travel and are summed once.
+    A layer that reads features which never change sums them up first, unless `narrows_first` says otherwise: they
+    travel and are summed once. With `takes_apart` PyG's layers are taken in their halves too.
     One that states no halves, as somebody has changed it, is called. What stages hold are modules, never their
     parameters, which may be other ones in the next pass.
     `weighted` says that layers which take weights of edges are given some.
     """
     out: list[ModelStage] = []
     for index, stage in enumerate(stages):
-        halves = _stated(stage.conv) if isinstance(stage.conv, GraphLayer) else None
+        halves = None if stage.conv is None else stated_halves(stage.conv, takes_apart)
         if halves is None:
             out.append(stage)
-        elif halves.narrow_first is not None and (index > 0 or x_trains):
+        elif halves.narrow_first is not None and (index > 0 or narrows_first):
             out += _narrow_first(stage, halves, halves.narrow_first, weighted)
         else:
             out.append(_sums_first(stage, halves, halves.combine, halves.takes_own, weighted))
     for stage in out:
         stage.look()
     return out
+
+
+def stated_halves(conv: nn.Module, takes_apart: bool) -> Halves | None:
+    """What a graph layer of ours says of itself, or with `takes_apart` what is known of PyG's; None: it is called."""
+    if isinstance(conv, GraphLayer):
+        return _stated(conv)
+    return pyg_halves(conv) if takes_apart else None
 
 
 def _stated(conv: GraphLayer) -> Halves | None:

@@ -5,7 +5,7 @@ Made once per width of the rows, by all ranks together: they tell each other whe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -96,15 +96,16 @@ class Step:
 def make_steps(
     stages: Sequence[ModelStage], plan: HaloPlan, whole: WholeDegrees, peers: Peers, packing: Packing,
     budget: int | None, shapes: Shapes, measured: Sequence[Costs], rows_device: torch.device, device: torch.device,
-    moves: bool, features_stay: bool = False,
+    moves: bool, features_stay: bool = False, views_made: MutableMapping[Any, NeighborSums] | None = None,
 ) -> list[Step]:  # fmt: skip
     """Every rank calls it with the same stages.
 
     With a `budget` bins take no more bytes on the device, by what was `measured`; with `moves` there are two of them at
     a time. Structures are put where bins are computed (`device`), unless there is a budget, and what picks rows where
-    those are (`rows_device`). With `features_stay` the first input needs no gradient.
+    those are (`rows_device`). With `features_stay` the first input needs no gradient. `views_made` are those of other
+    plans of this halo, which share them.
     """
-    views = _views(stages, plan, whole, rows_device if moves else device)
+    views = _views(stages, plan, whole, rows_device if moves else device, {} if views_made is None else views_made)
     bounds, choices = _bounds(stages, plan, packing, budget, shapes, measured, moves, views, features_stay)
     if max(map(len, bounds)) > MAX_BINS:
         raise ValueError(
@@ -149,21 +150,23 @@ def make_steps(
 
 
 def _views(
-    stages: Sequence[ModelStage], plan: HaloPlan, whole: WholeDegrees, at: torch.device
-) -> list[NeighborSums | None]:
+    stages: Sequence[ModelStage], plan: HaloPlan, whole: WholeDegrees, at: torch.device,
+    made: MutableMapping[Any, NeighborSums],
+) -> list[NeighborSums | None]:  # fmt: skip
     """How stages in halves sum up, each kind once, where rows lie."""
-    made: dict[tuple[str, bool], NeighborSums] = {}
     found: list[NeighborSums | None] = []
     for stage in stages:
         if not isinstance(stage, SumStage):
             found.append(None)
             continue
-        kind = (stage.kind, stage.weighted)
-        if kind not in made:
+        kind = (stage.kind, stage.weighted, at)
+        view = made.get(kind)
+        if view is None:
             data = plan.csc.edge_data.only([WEIGHT]) if stage.weighted and plan.csc.edge_data is not None else None
             csc = replace(plan.csc, edge_data=data).to(at)
-            made[kind] = NeighborSums(stage.kind, csc, WholeDegrees(*(each.to(at) for each in whole)))
-        found.append(made[kind])
+            view = NeighborSums(stage.kind, csc, WholeDegrees(*(each.to(at) for each in whole)))
+            made[kind] = view
+        found.append(view)
     return found
 
 

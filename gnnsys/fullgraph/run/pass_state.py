@@ -19,8 +19,9 @@ from gnnsys.fullgraph.plan.pass_planner import PassPlan
 from gnnsys.fullgraph.plan.stage_halves import SumStage
 from gnnsys.fullgraph.plan.step_plan import Step
 from gnnsys.fullgraph.run.batch_norm import NormPass
+from gnnsys.fullgraph.run.constant_sums import ConstantSums
 from gnnsys.fullgraph.run.module_snapshot import ModuleSnapshot
-from gnnsys.fullgraph.run.pass_times import Times
+from gnnsys.fullgraph.run.pass_times import PassClock, Times
 from gnnsys.ops import CSC
 
 
@@ -71,7 +72,9 @@ class Pass:
     norms: dict[int, NormPass] = field(default_factory=dict)
     times: Times = field(default_factory=Times)
     is_known: bool = False  # whether the input, with its halo, is that of an earlier pass
-    constant: dict[tuple[int, int], Tensor] | None = None  # sums of the first step's bins, where x stays the same
+    constant: ConstantSums | None = None  # of the first step's nodes, where x stays the same and they are kept
+    keeps_sums: bool = True  # whether they may be
+    clock: PassClock | None = None  # where it is measured what the pass takes
     mover: Mover | None = None
     device_sums: dict[int, DeviceSums] = field(default_factory=dict)  # by step in sweeps: of the group at work
     _kept: dict[Bin, KeptBin] = field(default_factory=dict)
@@ -194,17 +197,19 @@ class Pass:
 
         into: list[Tensor | None] = [self.rows[here.step + 1][here.nodes]]
         known: Tensor | None = None
-        if sums is not None:
+        if sums is not None and self.constant is not None:
             with torch.inference_mode(False):
-                known = self.host_rows(tuple(sums.shape), sums.dtype, self.rows[0].device)
+                known = self.constant.room(
+                    here, lambda num: self.host_rows((num, sums.shape[1]), sums.dtype, self.rows[0].device)
+                )
             into.append(known)
 
         def arrived(came: Sequence[Tensor]) -> None:
             if known is not None and self.constant is not None:
-                self.constant[here.first, here.end] = known
+                self.constant.made(here)
             done()
 
-        results = [out] if sums is None else [out, sums]
+        results = [out] if sums is None or known is None else [out, sums]
         self.mover.send_back(results, arrived, loads, into=into)
 
     def _stays(self, here: Bin) -> bool:
@@ -213,7 +218,7 @@ class Pass:
         return here.step == 0 and is_linear and self.constant is not None and 0 not in self.scales
 
     def _known_sums(self, here: Bin) -> Tensor | None:
-        return self.constant.get((here.first, here.end)) if self._stays(here) and self.constant is not None else None
+        return self.constant.get(here) if self._stays(here) and self.constant is not None else None
 
     def core(self, s: int) -> Tensor:
         """A step's input without the halo."""
@@ -367,8 +372,8 @@ class Pass:
         if known is None and self._stays(here):
             assert self.constant is not None
             with torch.inference_mode(False), torch.no_grad():
-                known = self.constant[here.first, here.end] = view.sums(self.rows[s], here.first, here.end)
-        return view.sums(self.rows[s], here.first, here.end) if known is None else known.detach()
+                known = self.constant.put(here, view.sums(self.rows[s], here.first, here.end))
+        return view.sums(self.rows[s], here.first, here.end) if known is None else known
 
     def _put(self, here: Bin, out: Tensor) -> None:
         """The rows of a bin among the inputs of the next step, which they may be all of."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+
+import torch
 
 from gnnsys.observe import Span
 
@@ -40,3 +44,28 @@ class Times:
         if self.spans is not None:
             self.spans.append(Span(what, step, number, began, ended, num_bytes))
         return ended - began
+
+
+class PassClock:
+    """Seconds of one pass, there and back, without what a user does between; `done` is told when it is over.
+
+    A GPU is waited for at the beginning and the end of both.
+    """
+
+    def __init__(self, device: torch.device, done: Callable[[float], None]) -> None:
+        self._device, self._done = device, done
+        self._seconds = 0.0
+
+    @contextlib.contextmanager
+    def running(self, *, is_back: bool) -> Iterator[None]:
+        self._wait()
+        began = time.perf_counter()
+        yield
+        self._wait()
+        self._seconds += time.perf_counter() - began
+        if is_back:
+            self._done(self._seconds)
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)

@@ -24,17 +24,17 @@ def piece_call(conv: nn.Module) -> Callable[..., Tensor] | None:
 
     None where it is called, as it is where a call of it is not what its class says.
     """
-    return next((call for name, call in _ON_PIECES.items() if _runs_pyg(conv, name)), None)
+    return next((call for name, call in _ON_PIECES.items() if runs_pyg(conv, name)), None)
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
     """The module of torch's that is all there is in one of PyG's; the module itself where it is none of those."""
-    name = next((inner for name, inner in _WRAPS.items() if _runs_pyg(module, name)), None)
+    name = next((inner for name, inner in _WRAPS.items() if runs_pyg(module, name)), None)
     inner = None if name is None else getattr(module, name, None)
     return module if inner is None else inner
 
 
-def _runs_pyg(module: nn.Module, name: str) -> bool:
+def runs_pyg(module: nn.Module, name: str) -> bool:
     """Whether a call of the module is that of PyG's class of this name and nothing else."""
     return any(
         base.__name__ == name and base.__module__.startswith("torch_geometric.") and runs_as(module, base)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from gnnsys.fullgraph.plan.halo import HaloPlan
 from gnnsys.fullgraph.run.backward import Backward
+from gnnsys.fullgraph.run.constant_sums import ConstantSums
 from gnnsys.fullgraph.run.forward import Forward
 from gnnsys.fullgraph.run.halo_exchange import Exchange
 from gnnsys.fullgraph.run.pass_state import Pass
@@ -20,14 +23,22 @@ from gnnsys.fullgraph.run.pass_times import Times
 from gnnsys.ops import gather_rows
 
 
+@dataclass(eq=False)
+class PlacedRows:
+    """Features by place, and behind them, where some layer asked for it, the halo; and sums of them."""
+
+    rows: Tensor
+    has_halo: bool
+    sums: ConstantSums
+
+
 class KnownFeatures(NamedTuple):
-    """Features that need no gradient: the user's tensor, its rows by place and halo, and sums of them, by bin."""
+    """Features that need no gradient: the user's tensor, and its rows by the device that they live on."""
 
     x: Any
     version: tuple[int, int, torch.dtype]
     layers_version: int
-    rows: Tensor
-    sums: dict[tuple[int, int], Tensor]
+    placed: dict[torch.device, PlacedRows]
 
 
 class PassRunner:
@@ -73,16 +84,40 @@ class PassRunner:
     @torch.no_grad()
     def input(self, x: Tensor, state: Pass, layers_version: int) -> tuple[Tensor, bool]:
         """The first step's input by place, with room for the halo, and whether the halo is there already."""
-        steps = state.plan.steps
-        if state.is_known:
-            assert self.known is not None
-            return self.known.rows, True
-        num_rows = self.halo.num_local if steps[0].has_halo else self.halo.num_core
-        rows = state.host_rows((num_rows, x.shape[1]), x.dtype, x.device)
+        device, has_halo = state.plan.rows_device, state.plan.steps[0].has_halo
+        num_rows = self.halo.num_local if has_halo else self.halo.num_core
+        if not state.is_known:
+            version = _version(x)
+            self.known = None if version is None else KnownFeatures(weakref.ref(x), version, layers_version, {})
+        placed = None if self.known is None else self.known.placed.get(device)
+        if placed is not None and (placed.has_halo or not has_halo):
+            return placed.rows[:num_rows], True
+        rows = state.host_rows((num_rows, x.shape[1]), x.dtype, device)
         rows[: self.halo.num_core] = x.detach()[self.halo.order_on(x.device)]
-        version = _version(x)
-        self.known = None if version is None else KnownFeatures(weakref.ref(x), version, layers_version, rows, {})
-        return rows.requires_grad_(x.requires_grad), not steps[0].has_halo
+        if self.known is not None:
+            sums = ConstantSums(self.halo.num_core) if placed is None else placed.sums
+            self.known.placed[device] = PlacedRows(rows, has_halo, sums)
+        return rows.requires_grad_(x.requires_grad), not has_halo
+
+    def constant(self, state: Pass) -> ConstantSums | None:
+        """Sums of the first step's input, where it never changes and they are kept."""
+        placed = None if self.known is None else self.known.placed.get(state.plan.rows_device)
+        return placed.sums.begin() if placed is not None and state.keeps_sums else None
+
+    def drop(self, *, sums: bool, devices: Collection[torch.device]) -> None:
+        """Gives back rows on other devices than these, and with `sums` those of the others."""
+        if self.known is None:
+            return
+        for device, placed in list(self.known.placed.items()):
+            if device not in devices:
+                del self.known.placed[device]
+            elif sums:
+                placed.sums = ConstantSums(self.halo.num_core)
+
+    def recover(self) -> None:
+        """Goes on behind a pass that failed; alone, where no messages are under way."""
+        assert self.halo.world_size == 1
+        self._failure = ""
 
 
 def _version(x: Tensor) -> tuple[int, int, torch.dtype] | None:
@@ -115,21 +150,33 @@ def _ordered(state: Pass, rows: Tensor, index: Tensor) -> Tensor:
     return gather_rows(rows.contiguous(), index, out=out)
 
 
+def _timed(state: Pass, *, is_back: bool) -> AbstractContextManager[None]:
+    return contextlib.nullcontext() if state.clock is None else state.clock.running(is_back=is_back)
+
+
 class _WholePass(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, runner: PassRunner, state: Pass, trains: bool, layers_version: int, x: Tensor, *parameters: Tensor
     ) -> Tensor:
+        with _timed(state, is_back=False):
+            return _WholePass._forward(ctx, runner, state, trains, layers_version, x, parameters)
+
+    @staticmethod
+    def _forward(
+        ctx: Any, runner: PassRunner, state: Pass, trains: bool, layers_version: int, x: Tensor,
+        parameters: Sequence[Tensor],
+    ) -> Tensor:  # fmt: skip
         rows, is_here = runner.input(x, state, layers_version)
-        state.constant = None if runner.known is None else runner.known.sums
+        state.constant = runner.constant(state)
         state.wants_grad = state.wants_grad and any(t.requires_grad for t in (x, *parameters))
         ctx.runner, ctx.state, ctx.parameters, ctx.is_done = runner, state, parameters, False
         ctx.exchange = runner.train_exchange(state) if trains and state.wants_grad else Exchange(state)
         with torch.set_grad_enabled(state.wants_grad), runner.failing():
             out = Forward(state, ctx.exchange).run(rows, is_here)
         runner.times = state.times
-        ctx.rows_device = out.device
-        return _result(state, out.detach(), runner.halo, runner.output_device or out.device)
+        ctx.rows_device, ctx.x_device = out.device, x.device
+        return _result(state, out.detach(), runner.halo, runner.output_device or x.device)
 
     @staticmethod
     @once_differentiable
@@ -139,8 +186,8 @@ class _WholePass(torch.autograd.Function):
         ctx.is_done = True
         state, exchange, halo = ctx.state, ctx.exchange, ctx.runner.halo
         ctx.state = ctx.exchange = None
-        with ctx.runner.failing():
+        with ctx.runner.failing(), _timed(state, is_back=True):
             x_grad, found = Backward(state, exchange).run(_by_place(state, grads[0], halo, ctx.rows_device))
-        if x_grad is not None:
-            x_grad = x_grad[halo.places_on(x_grad.device)]
+            if x_grad is not None:
+                x_grad = x_grad[halo.places_on(x_grad.device)].to(ctx.x_device)
         return None, None, None, None, x_grad, *(found.get(id(p)) for p in ctx.parameters)
