@@ -1,11 +1,15 @@
-"""Whether sums of a model's first layer can be made ahead for a loader, and what they take: by its first batch."""
+"""What the host could do for a device, and what it takes: sampling, and sums of a model's first layer.
+
+It is measured on the first batch of a loader.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import prod
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -15,12 +19,14 @@ from gnnsys.loader.default_threads import SumThreads
 from gnnsys.loader.fetch import Names
 from gnnsys.loader.first_sums import FirstSums, SumTable, first_layer, first_structure
 from gnnsys.loader.sample_stages import SampleStage
+from gnnsys.loader.sampled import Sampled
 from gnnsys.loader.schedule import Schedule
-from gnnsys.planning import SumLoad
+from gnnsys.planning import SampleLoad, SumLoad
 from gnnsys.sampling import DistGraph
 from gnnsys.store import DeviceCache
 
 _TIMES = 3
+T = TypeVar("T")
 
 
 class Table(NamedTuple):
@@ -32,30 +38,65 @@ class Table(NamedTuple):
 
 
 class FirstBatch(NamedTuple):
-    """The first batch of a loader, drawn on the host by `sample`, and what makes the sums of its first layer."""
+    """The first batch of a loader, drawn on the host by `sample`, or by a device that reads the structure where it is.
+
+    `sums` makes those of its first layer, or says why there are none.
+    """
 
     sample: SampleStage
+    on_device: SampleStage | None
     schedule: Schedule
-    sums: FirstSums
+    sums: FirstSums | str
 
-    def measure(self) -> SumLoad | None:
+    def _draw(self, sample: SampleStage) -> Sampled:
+        ticket = self.schedule.ticket(0)
+        return sample(ticket, self.schedule.inputs(ticket))
+
+    def measure_sums(self) -> SumLoad | None:
         """What its sums take by the cores that would make them; None where there are none to make."""
-        before = torch.get_num_threads()
+        if isinstance(self.sums, str):
+            return None
         at_once, each = SumThreads.here()
-        torch.set_num_threads(at_once * each)
-        try:
-            ticket = self.schedule.ticket(0)
-            found = first_structure(self.sample(ticket, self.schedule.inputs(ticket)), self.sums.table)
+        with _threads(at_once * each):
+            found = first_structure(self._draw(self.sample), self.sums.table)
             if found is None:
                 return None
-            seconds = []
-            for _ in range(_TIMES):
-                began = time.perf_counter()
-                made = self.sums.make(found)
-                seconds.append(time.perf_counter() - began)
-        finally:
-            torch.set_num_threads(before)
-        return SumLoad(made.nbytes, min(seconds))
+            made, seconds = _best(lambda: self.sums.make(found))  # type: ignore[union-attr]
+        return SumLoad(made.nbytes, seconds)
+
+    def measure_sampling(self) -> SampleLoad:
+        """What sampling takes by the host's threads, and by the device where that reads the structure already."""
+        with _threads(1):
+            drawn, on_host = _best(lambda: self._draw(self.sample))
+        num_bytes, sample, on_device = sum(tensor.nbytes for tensor in drawn.tensors()), self.on_device, None
+        if sample is not None:
+            _, on_device = _best(lambda: self._drawn_there(sample))
+        return SampleLoad(on_host / SumThreads.here().each, on_device, num_bytes)
+
+    def _drawn_there(self, sample: SampleStage) -> Sampled:
+        sampled = self._draw(sample)
+        torch.accelerator.synchronize(sampled.sample.device)
+        return sampled
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _best(call: Callable[[], T]) -> tuple[T, float]:
+    """What the last of a few calls returned, and the seconds of the fastest."""
+    seconds = []
+    for _ in range(_TIMES):
+        began = time.perf_counter()
+        made = call()
+        seconds.append(time.perf_counter() - began)
+    return made, min(seconds)
 
 
 def sums_for(

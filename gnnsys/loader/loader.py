@@ -72,6 +72,7 @@ class Loader:
         pipeline: PipelineOptions | None = None,
         sampler: Sampler | SubgraphSampler | None = None,
         sums: FirstSums | None = None,
+        by_host: bool = False,
     ) -> None:
         self._of_this_process = OfThisProcess(type(self).__name__)
         options = PipelineOptions() if pipeline is None else pipeline
@@ -98,7 +99,7 @@ class Loader:
             across = LoadingWork.DEVICE_MACHINES if on_device else LoadingWork.MACHINES
             work = across if waits else here
             if on_device and not waits and _reads_bus(graph):
-                work = LoadingWork.BUS if sums is None else LoadingWork.SUMS
+                work = LoadingWork.BUS if sums is None and not by_host else LoadingWork.SUMS
             if work is LoadingWork.HOST and (transform is not None or any(stage.is_inline for stage in stages)):
                 work = LoadingWork.IN_ORDER
             num_threads = default_num_threads(work, target)
@@ -134,7 +135,7 @@ class Loader:
 
     def _plan_execution(
         self, execution: str | ExecutionPlan, make: Callable[[Way], Loader], visits: Visits | None, *,
-        is_told_threads: bool, is_in_order: bool, sums: FirstBatch | str = "loaders of nodes alone make them",
+        is_told_threads: bool, is_in_order: bool, first: FirstBatch | None = None,
     ) -> None:  # fmt: skip
         """Has batches made by a plan, or by the best that is possible. `make` makes a loader that goes another way."""
         target = None if self._device.type == "cpu" else self._device
@@ -142,13 +143,14 @@ class Loader:
         made_for |= hardware(target)
         if isinstance(execution, ExecutionPlan):
             check_made_for(execution, made_for)
-            if isinstance(sums, str) and any(any(way.sums) for way in execution.ways):
-                raise ValueError(f"this plan makes sums of the first layer ahead, and here {sums}")
+            why = "a sampler of your own draws" if first is None else first.sums
+            if isinstance(why, str) and any(any(way.sums) for way in execution.ways):
+                raise ValueError(f"this plan makes sums of the first layer ahead, and here {why}")
             plan = execution.copy()  # two loaders must not write into one
         elif execution == AUTO:
             plan = make_plan(
                 self.graph, target, visits, made_for, num_threads=self.num_threads, is_told_threads=is_told_threads,
-                is_in_order=is_in_order, sums=sums,
+                is_in_order=is_in_order, first=first,
             )  # fmt: skip
         else:
             raise ValueError(f'execution must be None, "{AUTO}" or an ExecutionPlan, got {execution!r}')

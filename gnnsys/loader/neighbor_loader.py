@@ -25,7 +25,7 @@ from gnnsys.loader.planned import GraphPlaces
 from gnnsys.loader.planned_execution import options_given, other_ways
 from gnnsys.loader.reserved import node_names
 from gnnsys.loader.row_cache import fill_caches
-from gnnsys.loader.sample_stages import SampleFunction, check_node_sampler, make_sample_stage
+from gnnsys.loader.sample_stages import SampleByBoth, SampleFunction, SampleStage, check_node_sampler, make_sample_stage
 from gnnsys.loader.sampling_options import DrawOptions, check_can_pad, check_typed
 from gnnsys.loader.schedule import Schedule
 from gnnsys.pipeline import Stage
@@ -155,6 +155,15 @@ class NeighborLoader(Loader):
         own_names = (*node_names(has_trees, inputs.has_times), *getattr(chosen, "gives", ()))
         if sizes is not None:
             sample, own_names = Padding(sample, schedule, sizes), (*own_names, "seed_mask")
+        on_host: SampleStage | None = None  # what the host draws for the device, or could
+        if made is not None and is_ours and (execution is not None or _way is not None):
+            drawn_there = draws.make_sampler(graph, num_neighbors, None)  # type: ignore[arg-type]
+            on_host = make_sample_stage(
+                graph, drawn_there, inputs, subgraph_type, seed, None if _way is None else where
+            )
+        is_by_both = _way is not None and any(_way.by_host) and on_host is not None and where is not None
+        if is_by_both:
+            sample = SampleByBoth(sample, on_host, schedule, _way.by_host)  # type: ignore[arg-type, union-attr]
         sums: FirstSums | str = "no plan asks for them"
         if execution is not None or (_way is not None and any(_way.sums)):
             sums = sums_for(graph, model, fetch, (True,) if _way is None else _way.sums, target is not None)
@@ -179,19 +188,18 @@ class NeighborLoader(Loader):
             pipeline=pipeline,
             sampler=chosen if isinstance(chosen, Sampler) and not is_ours else None,
             sums=sums if execution is None and isinstance(sums, FirstSums) else None,
+            by_host=is_by_both,
         )
         if guide is not None:
             guide.watch(self._fetch.counts, self._identity.state)
         if execution is not None:
             in_order = transform is not None or bool(stages) or guide is not None
             make = other_ways(NeighborLoader, GraphPlaces(graph, target, visits), given)
-            first: FirstBatch | str = sums if isinstance(sums, str) else "a sampler of your own draws"
-            if not isinstance(sums, str) and is_ours and num_neighbors is not None:
-                on_host = draws.make_sampler(graph, num_neighbors, None)
-                drawn_there = make_sample_stage(graph, on_host, inputs, subgraph_type, seed, None)
-                first = FirstBatch(drawn_there, schedule, sums) if len(inputs) else "there are no seeds"
+            first = None
+            if on_host is not None and len(inputs):
+                first = FirstBatch(on_host, None if where is None else sample, schedule, sums)
             self._plan_execution(
-                execution, make, visits, is_told_threads=num_threads is not None, is_in_order=in_order, sums=first
+                execution, make, visits, is_told_threads=num_threads is not None, is_in_order=in_order, first=first
             )
 
 

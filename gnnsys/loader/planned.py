@@ -32,6 +32,7 @@ from gnnsys.sampling import AnyGraph, ranks_on_device
 from gnnsys.store import DeviceCache, MemoryBudget
 
 AUTO = "auto"
+_WITH_SUMS = 2  # divisions of the cores that are also tried with sums made ahead
 Visits = Callable[[], Mapping[NodeType, torch.Tensor]]
 """How likely a batch is to hold each node."""
 
@@ -48,13 +49,13 @@ def check_made_for(plan: ExecutionPlan, made_for: Mapping[str, Any]) -> None:
 
 def make_plan(
     graph: AnyGraph, target: torch.device | None, visits: Visits | None, made_for: Mapping[str, Any], *,
-    num_threads: int, is_told_threads: bool, is_in_order: bool, sums: FirstBatch | str,
+    num_threads: int, is_told_threads: bool, is_in_order: bool, first: FirstBatch | None,
 ) -> ExecutionPlan:  # fmt: skip
     """The ways of a loader of `graph` whose batches go to `target`, to be tried.
 
     `visits` is None where a sampler of the user's own reads the graph. The loader has `num_threads`, by the user's own
     word (`is_told_threads`) or not; `is_in_order`: functions of the user's are called for every batch, in order.
-    `sums`: how the first layer's sums of the first batch are made, or why there are none.
+    `first` is the first batch, None where a sampler of the user's own draws it.
     """
     passed_over: dict[str, str] = {}
     fixed = _why_as_given(graph, target, visits, is_told_threads=is_told_threads, is_in_order=is_in_order)
@@ -63,22 +64,22 @@ def make_plan(
     elif target is None:
         cores = max(1, num_usable_cores() // num_local_ranks(os.environ))
         ways = propose_splits(cores, num_threads, torch.get_num_threads())
-        if not isinstance(sums, str):
-            ways += [replace(way, sums=(True,)) for way in ways]
+        if first is not None and not isinstance(first.sums, str):
+            ways += [replace(way, sums=(True,)) for way in ways[:_WITH_SUMS]]
     else:
         assert isinstance(graph, Graph) and visits is not None
         sharing = ranks_on_device(target)
         here = num_local_ranks(os.environ)
         memory = Memory(MemoryBudget.of(target).left() // sharing, MemoryBudget.of("cpu").left() // here)
         load = _load_of(graph, visits)
-        if not isinstance(sums, str):
-            load = replace(load, sums=sums.measure())
+        if first is not None:
+            load = replace(load, sums=first.measure_sums(), sampling=first.measure_sampling())
         rates = measure_rates(target, default_num_threads(LoadingWork.HOST, target))
         ways, passed_over = propose_places(
             _num_bytes(graph), is_pinned=graph.is_pinned, memory=memory, load=load, rates=rates
         )
-    if fixed is None and isinstance(sums, str):
-        passed_over["sums of the first layer made ahead"] = sums
+    if fixed is None and first is not None and isinstance(first.sums, str):
+        passed_over["sums of the first layer made ahead"] = first.sums
     return ExecutionPlan(ways, made_for=made_for, passed_over=passed_over)
 
 

@@ -40,7 +40,7 @@ def other_ways(face: Callable[..., LoaderT], places: GraphPlaces, given: Mapping
 
     def make(way: Way) -> LoaderT:
         options = dict(given) if way.loading_threads is None else {**given, "num_threads": way.loading_threads}
-        if any(way.sums):
+        if any(way.sums) or any(way.by_host):
             options["_way"] = way
         return face(places.place(way), **options)
 

@@ -5,7 +5,7 @@ One class per way of sampling: seeds of one node type, seeds of several, and a f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -16,7 +16,7 @@ from gnnsys.graph import EdgeType, Graph, NodeType
 from gnnsys.loader.node_inputs import NodeInputs
 from gnnsys.loader.sampled import Sampled
 from gnnsys.loader.sampling_options import check_sampler
-from gnnsys.loader.schedule import Ticket
+from gnnsys.loader.schedule import Schedule, Ticket
 from gnnsys.loader.subgraph import shape_subgraph
 from gnnsys.sampling import DistGraph, NeighborSampler, Sample, SampleKey, Sampler, to_device
 from gnnsys.seeds import SeedsByType
@@ -62,6 +62,23 @@ def make_sample_stage(
     return SampleNodes(
         graph, sampler, subgraph_type, inputs.node_type, inputs.ids, inputs.time, time_attr, seed, device
     )
+
+
+class SampleByBoth:
+    """The sample stage where the host draws some of the batches for a device, by `pattern` over positions.
+
+    They are the same batches: a draw is a function of seed, epoch and batch, wherever it is made.
+    """
+
+    def __init__(
+        self, on_device: SampleStage, on_host: SampleStage, schedule: Schedule, pattern: Sequence[bool]
+    ) -> None:
+        self._on_device, self._on_host, self._schedule, self._pattern = on_device, on_host, schedule, tuple(pattern)
+
+    def __call__(self, ticket: Ticket, chosen: Tensor) -> Sampled:
+        position = self._schedule.position(ticket)
+        is_hosts = ticket.epoch >= 0 and self._pattern[position % len(self._pattern)]
+        return (self._on_host if is_hosts else self._on_device)(ticket, chosen)
 
 
 class SampleNodes:

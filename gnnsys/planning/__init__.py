@@ -29,6 +29,7 @@ from gnnsys.planning.execution.plan import ExecutionPlan
 from gnnsys.planning.execution.propose import (
     BatchLoad,
     Memory,
+    SampleLoad,
     SumLoad,
     is_given,
     propose_places,
@@ -102,6 +103,7 @@ __all__ = [
     "ProbeTimer",
     "Rates",
     "RuleShares",
+    "SampleLoad",
     "SamplingForecast",
     "SamplingStage",
     "SamplingTurns",

@@ -10,6 +10,7 @@ from gnnsys.planning.execution.way import CACHED, DEVICE, GIVEN, PINNED, Way
 
 _SHARE = 0.5  # of the memory that is left, for what a way takes beside the batches and the model
 _WORTH_A_CACHE = 0.1  # of the rows that batches ask for: with less in it, a cache changes nothing
+_READ_PER_BYTE = 2.5  # bytes of structure that cross the bus for each byte of a sample: whole sectors for single ids
 _MOST_SPLITS = 3  # of the cores, beside what is done without a plan
 
 
@@ -28,6 +29,7 @@ class BatchLoad:
     row_bytes: int
     hit_rate: Callable[[int], float]
     sums: SumLoad | None = None  # where the first layer takes sums
+    sampling: SampleLoad | None = None
     given_hits: float | None = None  # the share that a cache of the user's own has, where there is one
 
 
@@ -38,6 +40,16 @@ class SumLoad:
 
     own_bytes: int
     seconds: float
+
+
+@dataclass(frozen=True)
+class SampleLoad:
+    """What sampling a batch takes: `host` by the threads that the host has for it, one batch each; `device` of the bus,
+    where the structure is in pinned memory, None where it is not there yet; `num_bytes` has the sample."""
+
+    host: float
+    device: float | None
+    num_bytes: int
 
 
 def propose_places(
@@ -71,17 +83,30 @@ def propose_places(
 
 
 def _with_sums(ways: list[Way], is_pinned: bool, load: BatchLoad | None, rates: Rates | None) -> list[Way]:
-    """The ways, and those where sums of the first layer are made ahead; with what is predicted of them."""
-    if load is not None and load.sums is not None:
+    """The ways, and those where the host does some of the work for a device; with what is predicted of them."""
+    if load is None:
+        return ways
+    if load.sums is not None:
         ways = ways + [replace(way, sums=(True,)) for way in ways if way.place == DEVICE]
-        if rates is not None:
-            on_bus = [way for way in ways if way.place in (PINNED, CACHED) or (way.place == GIVEN and is_pinned)]
-            if on_bus and on_bus[-1].place == CACHED and load.hit_rate(on_bus[-1].device_bytes) >= _WORTH_A_CACHE:
-                on_bus = on_bus[-1:]
-            ways += [replace(way, sums=pattern) for way in on_bus for pattern in _mixes(way, load, rates)]
-    if load is not None and rates is not None:
-        ways = [replace(way, predicted=_loading_seconds(way, is_pinned, load, rates)) for way in ways]
-    return ways
+    if rates is None:
+        return ways
+    on_bus = [way for way in ways if way.place in (PINNED, CACHED) or (way.place == GIVEN and is_pinned)]
+    if on_bus and on_bus[-1].place == CACHED and load.hit_rate(on_bus[-1].device_bytes) >= _WORTH_A_CACHE:
+        on_bus = on_bus[-1:]
+    if load.sums is not None:
+        ways += [replace(way, sums=pattern) for way in on_bus for pattern in _mixes(way, load, rates)]
+    elif load.sampling is not None:
+        ways += [replace(way, by_host=pattern) for way in on_bus if any(pattern := _host_turns(way, load, rates))]
+    return [replace(way, predicted=_loading_seconds(way, is_pinned, load, rates)) for way in ways]
+
+
+def _host_turns(way: Way, load: BatchLoad, rates: Rates) -> tuple[bool, ...]:
+    """Which batches the host should sample, so that neither the bus nor its threads wait for the other."""
+    sampling = load.sampling
+    assert sampling is not None
+    rows, copied = _missed(way, load) * load.row_bytes / rates.bus, sampling.num_bytes / rates.bus
+    device = _READ_PER_BYTE * copied if sampling.device is None else sampling.device
+    return spread(min(1.0, (rows + device) / (device - copied + sampling.host))) if device > copied else ()
 
 
 def spread(share: float, longest: int = 8) -> tuple[bool, ...]:
@@ -157,4 +182,4 @@ def _loading_seconds(way: Way, is_pinned: bool, load: BatchLoad, rates: Rates) -
 def is_given(way: Way) -> bool:
     """Whether a way is what a loader does by itself."""
     threads = (way.loading_threads, way.compute_threads)
-    return way.place == GIVEN and threads == (None, None) and not any(way.sums)
+    return way.place == GIVEN and threads == (None, None) and not any((*way.sums, *way.by_host))

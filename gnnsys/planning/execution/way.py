@@ -20,7 +20,8 @@ PLACES = {
 class Way:
     """`place` is one of `PLACES`. `loading_threads`: None is the loader's own choice; `compute_threads`: torch's, None
     where they are left as they are. `sums`: of batches in turn, whether the first layer's sums are made from the
-    graph's rows, in place of a copy of these: by the host, where the graph is there, for a device. `device_bytes` and
+    graph's rows, in place of a copy of these: by the host, where the graph is there, for a device. `by_host`: of
+    batches in turn, whether the host samples them, where the device samples the others. `device_bytes` and
     `host_bytes` are what it takes beyond what there is already; `predicted` are seconds a batch takes to load, None
     where nothing is known. These three are of a place and time: ways that differ in nothing else are the same."""
 
@@ -28,6 +29,7 @@ class Way:
     loading_threads: int | None = None
     compute_threads: int | None = None
     sums: tuple[bool, ...] = ()
+    by_host: tuple[bool, ...] = ()
     device_bytes: int = field(default=0, compare=False)
     host_bytes: int = field(default=0, compare=False)
     predicted: float | None = field(default=None, compare=False)
@@ -35,17 +37,16 @@ class Way:
     def __post_init__(self) -> None:
         if self.place not in PLACES:
             raise ValueError(f"a way's place is one of {', '.join(PLACES)}, got {self.place!r}")
-        object.__setattr__(self, "sums", tuple(map(bool, self.sums)))  # JSON has lists
+        for name in ("sums", "by_host"):
+            object.__setattr__(self, name, tuple(map(bool, getattr(self, name))))  # JSON has lists
 
     @property
     def name(self) -> str:
         counts = {"loading": self.loading_threads, "computing": self.compute_threads}
         threads = [f"{count} {what}" for what, count in counts.items() if count is not None]
-        sums = f", sums of {self._summed()} made ahead" if any(self.sums) else ""
-        return self.place + sums + (f", threads: {', '.join(threads)}" if threads else "")
-
-    def _summed(self) -> str:
-        return "all batches" if all(self.sums) else f"{sum(self.sums)} in {len(self.sums)} batches"
+        sums = f", sums of {_share(self.sums)} made ahead" if any(self.sums) else ""
+        by_host = f", {_share(self.by_host)} sampled by the host" if any(self.by_host) else ""
+        return self.place + by_host + sums + (f", threads: {', '.join(threads)}" if threads else "")
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -56,3 +57,7 @@ class Way:
         if unknown:
             raise ValueError(f"a way has no {', '.join(sorted(unknown))}")
         return cls(**value)
+
+
+def _share(pattern: tuple[bool, ...]) -> str:
+    return "all batches" if all(pattern) else f"{sum(pattern)} in {len(pattern)} batches"
