@@ -11,6 +11,7 @@ import torch
 from gnnsys.comm import BatchLoop, use_context
 from gnnsys.graph import Graph, IdsLike, as_ids
 from gnnsys.loader.batch import Batch
+from gnnsys.loader.batch_memory import room_for_groups
 from gnnsys.loader.default_threads import LoadingWork, default_fetch_threads, default_num_threads
 from gnnsys.loader.device_copy import DeviceCopy, resolve, sampled_on
 from gnnsys.loader.fetch import Fetch, Names
@@ -102,7 +103,7 @@ class Loader:
         self.num_threads, self._device = num_threads, target or torch.device("cpu")
         layout = StageLayout(
             num_threads=num_threads, prefetch=prefetch, waits=waits, options=options, on_device=on_device,
-            fetch_threads=fetch_threads,
+            fetch_threads=fetch_threads, group_bytes=room_for_groups(by_device) if options.group else None,
         )  # fmt: skip
         num_batches = prefetch + num_threads + 1 + layout.sample_depth  # that wait, are made, and are used
         pool = BufferPool(max_free=num_batches * self._fetch.num_arrays)
