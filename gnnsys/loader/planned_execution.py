@@ -20,7 +20,7 @@ from gnnsys.observe import BatchTrace
 from gnnsys.pipeline import Pipeline, StageCounters
 from gnnsys.planning import ComputeThreads, DriftWatch, ExecutionPlan, TurnClock, Way
 from gnnsys.seeds import Leftover
-from gnnsys.store import MemoryBudget
+from gnnsys.store import free_device_memory
 
 LoaderT = TypeVar("LoaderT")
 OpenPipeline = Callable[[int], Pipeline]
@@ -48,13 +48,14 @@ def other_ways(face: Callable[..., LoaderT], places: GraphPlaces, given: Mapping
 def check_room(way: Way, device: torch.device | None) -> None:
     """MemoryError where a device has no room any more for what a way takes: training has gone on since it was planned.
 
-    Asked before anything is taken, so that what has no room is not found out by the user's own model.
+    Asked before anything is taken, so that it is not the user's own model that finds no room. What a `MemoryBudget`
+    allows was looked at when ways were proposed, and other ways have their part of it meanwhile.
     """
     if device is None or not way.device_bytes:
         return
-    left = MemoryBudget.of(device).left()
-    if way.device_bytes > left:
-        raise MemoryError(f"it takes {way.device_bytes:,} bytes of the device, and {left:,} are left now")
+    free = free_device_memory(device)
+    if way.device_bytes > free:
+        raise MemoryError(f"it takes {way.device_bytes:,} bytes of the device, and {free:,} are free now")
 
 
 class WayLoader(NamedTuple):
