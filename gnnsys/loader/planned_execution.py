@@ -308,7 +308,7 @@ class PlannedExecution:
         self._num_tried = 0
         if plan.made_for == self.plan.made_for and plan.ways == self.plan.ways:
             self.plan.take_results(plan)  # memory that ways take is that of here and now
-            self._num_tried = state.num_tried - state.num_tried % plan.trial.turn
+            self._num_tried = state.num_tried - state.num_tried % self.plan.trial.turn
             if state.watch is None:
                 self.plan.begin_watch(self._watch)
             else:
