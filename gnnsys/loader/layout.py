@@ -36,7 +36,7 @@ class StageLayout:
 
     def __post_init__(self) -> None:
         check_count("num_threads", self.num_threads, 0)
-        if self.options.group and not self.options.threads.get("sample", self.num_threads):
+        if self.options.group and not (self.num_threads and self.options.threads.get("sample", 1)):
             raise ValueError(f"group={self.options.group} needs a thread that samples: num_threads must be at least 1")
         check_count("prefetch", self.prefetch, 1)
 

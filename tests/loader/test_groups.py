@@ -76,5 +76,9 @@ def test_a_group_that_would_take_more_than_its_memory_is_smaller():
 def test_groups_need_a_thread():
     with pytest.raises(ValueError, match="group=4 needs a thread that samples"):
         _grouped(4, num_threads=0)
+    with pytest.raises(ValueError, match="group=4 needs a thread that samples"):
+        _grouped(4, num_threads=0, pipeline=PipelineOptions(group=4, threads={"sample": 2}))
+    with pytest.raises(ValueError, match="group=4 needs a thread that samples"):
+        _grouped(4, pipeline=PipelineOptions(group=4, threads={"sample": 0}))
     with pytest.raises(ValueError, match="group must be >= 0"):
         PipelineOptions(group=-1)
