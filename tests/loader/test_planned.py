@@ -27,16 +27,33 @@ def test_batches_are_those_of_a_loader_without_a_plan_during_and_after_the_trial
 @pytest.mark.parametrize("fastest", range(len(WAYS)))
 def test_the_fastest_way_stays(monkeypatch, fastest):
     clock, loader = Clock(monkeypatch), with_ways()
-    seconds = {way: 1.0 if way == fastest else 2.0 + way for way in range(len(WAYS))}
+    seconds = {way: 1.0 if way == fastest else 1.5 + way / 10 for way in range(len(WAYS))}
     used = []
     for _ in loader:
         used.append(loader._execution._current)
         clock.train(loader, seconds)
     trial = loader.plan.trial
-    assert used[: trial.num_batches] == [trial.way_of(n) for n in range(trial.num_batches)]
-    assert set(used[trial.num_batches :]) == {fastest} and loader.plan.chosen == fastest
+    turns = [way for _ in range(trial.rounds) for way in range(len(WAYS)) for _ in range(trial.turn)]
+    assert used[: len(turns)] == turns
+    assert set(used[len(turns) :]) == {fastest} and loader.plan.chosen == fastest
     assert {way: trial.median(way) for way in range(len(WAYS))} == pytest.approx(seconds)
     assert f"chosen: {WAYS[fastest].name}" in loader.plan.report()
+    loader.close()
+
+
+def test_ways_that_are_far_behind_have_no_more_turns_and_give_back_what_they_have(monkeypatch):
+    clock, loader = Clock(monkeypatch), with_ways()
+    seconds = {0: 3.0, 1: 9.0, 2: 1.0}
+    used, held = [], []
+    for _ in loader:
+        used.append(loader._execution._current)
+        held.append(set(loader._execution._loaders))
+        clock.train(loader, seconds)
+    turn = loader.plan.trial.turn
+    assert used[: 5 * turn] == [0] * turn + [1] * turn + [2] * turn + [0] * turn + [2] * turn
+    assert set(used[5 * turn :]) == {2} and loader.plan.chosen == 2
+    assert held[2 * turn] == {0, 1, 2} and held[3 * turn] == {0, 2} and held[-1] == {2}
+    assert [len(loader.plan.trial.seconds[way]) for way in range(3)] == [2, 1, 2]
     loader.close()
 
 
@@ -182,7 +199,7 @@ def test_a_look_at_one_batch_before_training_does_not_end_the_trial(monkeypatch)
     clock, loader = Clock(monkeypatch), with_ways()
     next(iter(loader))
     _train_epochs(clock, loader, {0: 3.0, 1: 1.0, 2: 2.0})
-    assert loader.plan.chosen == 1 and all(len(turns) == 3 for turns in loader.plan.trial.seconds.values())
+    assert loader.plan.chosen == 1 and [len(loader.plan.trial.seconds[way]) for way in range(3)] == [2, 3, 3]
     loader.close()
 
 

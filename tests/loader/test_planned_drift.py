@@ -194,3 +194,44 @@ def test_a_way_that_was_refused_is_not_tried_again(monkeypatch):
     loader = _tried_again(clock, loader)
     assert loader.plan.chosen == 0 and list(loader.plan.trial.seconds) == [0, 1] and len(WAYS) == 3
     loader.close()
+
+
+def test_ways_that_were_far_slower_are_not_tried_again(monkeypatch):
+    clock, loader = Clock(monkeypatch), _ways()
+    seconds = {0: 50.0, 1: 1.0, 2: 1.9}
+    clock.epochs(loader, seconds, 3)
+    clock.epochs(loader, seconds | {1: 3.0}, 5)
+    plan = loader.plan
+    assert plan.chosen == 2 and plan.trial.tried == [1, 2] and plan.trial.median(0) == pytest.approx(50.0)
+    lines = plan.report().splitlines()
+    assert lines[0].endswith("measured 50000.0 ms a batch, loading and training, not tried again")
+    assert lines[-1].endswith("1.58 times as fast as before, as given, threads: 2 loading")
+    loader.close()
+
+
+def test_where_no_other_way_is_near_what_batches_take_is_what_is_expected(monkeypatch):
+    clock, loader = Clock(monkeypatch), _ways()
+    seconds = {0: 50.0, 1: 1.0, 2: 40.0}
+    clock.epochs(loader, seconds, 3)
+    clock.epochs(loader, seconds | {1: 1.5}, 4)
+    assert loader.plan.chosen == 1 and not loader.plan.drifts
+    assert loader._execution._watch.high == pytest.approx(1.5)
+    loader.close()
+
+
+def test_a_state_of_a_version_that_counted_batches_over_all_rounds_is_gone_on_with(monkeypatch):
+    clock = Clock(monkeypatch)
+    loader = with_ways()
+    epoch = iter(loader)
+    for _ in range(45):  # in the first turn of the second round
+        next(epoch)
+        clock.train(loader, {0: 1.5, 1: 1.0, 2: 1.2})
+    state = loader.state_dict()
+    execution = state["execution"]
+    assert execution["plan"]["trial"]["round"] == 1 and execution["num_tried"] == 6
+    del execution["plan"]["trial"], execution["watch"], execution["plan"]["drifts"]
+    execution["num_tried"] = 45
+    resumed = with_ways()
+    resumed.load_state_dict(state)
+    assert resumed.plan.trial.round == 1 and resumed._execution._num_tried == 0
+    loader.close()

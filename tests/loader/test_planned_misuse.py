@@ -121,7 +121,7 @@ def test_a_trial_that_was_not_over_when_its_plan_was_saved_begins_anew():
     again = node_loader(execution=loader.plan)
     for _ in again:
         pass
-    assert all(len(turns) == 3 for turns in again.plan.trial.seconds.values())
+    assert all(len(turns) <= 3 for turns in again.plan.trial.seconds.values())
     loader.close()
     again.close()
 
@@ -197,6 +197,11 @@ def test_a_plan_of_the_users_is_not_overruled_by_a_state():
         lambda state: state | {"plan": state["plan"] | {"drifts": [{}]}},
         lambda state: state | {"plan": state["plan"] | {"drifts": 3}},
         lambda state: state | {"plan": state["plan"] | {"made_for": 3}},
+        lambda state: state | {"plan": state["plan"] | {"trial": None}},
+        lambda state: state | {"plan": state["plan"] | {"trial": {"tried": [0, 7], "playing": [0], "round": 1}}},
+        lambda state: state | {"plan": state["plan"] | {"trial": {"tried": [0, 1], "playing": [2], "round": 1}}},
+        lambda state: state | {"plan": state["plan"] | {"trial": {"tried": [], "playing": [], "round": 1}}},
+        lambda state: state | {"plan": state["plan"] | {"trial": {"tried": [0], "playing": [0], "round": 9}}},
         lambda state: state | {"num_tried": -13},
         lambda state: state | {"num_tried": "13"},
         lambda state: state | {"num_tried": None},
@@ -270,5 +275,5 @@ def test_a_state_of_other_ways_has_the_trial_begin_anew(monkeypatch):
     other = with_ways([Way(), Way(loading_threads=3)])
     loader.load_state_dict(other.state_dict())
     clock.epochs(loader, SECONDS, 1)
-    assert loader.plan.chosen == 1 and all(len(turns) == 3 for turns in loader.plan.trial.seconds.values())
+    assert loader.plan.chosen == 1 and [len(loader.plan.trial.seconds[way]) for way in range(3)] == [2, 3, 3]
     loader.close()
