@@ -74,14 +74,14 @@ class BusBound:
             ways = [way for way in told.plan.ways if way.place == GIVEN]
             plan = ExecutionPlan(ways, made_for=told.plan.made_for, passed_over=told.plan.passed_over)
         loader = self.loader(execution=plan, model=model)
-        plan = loader.plan
-        assert plan is not None
-        while plan.chosen is None:
+        own = loader.plan
+        assert own is not None
+        while own.chosen is None:
             for batch in loader:
                 self.step(batch)
-                if plan.chosen is not None:
+                if own.chosen is not None:
                     break
-        say(plan.report())
+        say(own.report())
         return loader
 
     def epoch(self, loader: NeighborLoader) -> Callable[[], float]:

@@ -6,6 +6,7 @@ will take follows from fanouts, seeds and widths of rows, so it is promised (`Me
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any, TypeAlias
@@ -14,14 +15,16 @@ import torch
 
 from gnnsys.graph import EdgeType, NodeType
 from gnnsys.loader.fetch import Names
+from gnnsys.observe import num_local_ranks
 from gnnsys.ops import workspace_bytes
-from gnnsys.sampling import AnyGraph, reverse_of
+from gnnsys.sampling import AnyGraph, ranks_on_device, reverse_of
 from gnnsys.store import MemoryBudget, MemoryPromise
 
 NumNeighbors: TypeAlias = Sequence[int] | Mapping[EdgeType, Sequence[int]]
 _NODE_BYTES = 8  # of its id
 _EDGE_BYTES = 24  # of its ends and its id
 _THREADS = 2  # of a loader that chooses their number itself
+_FOR_GROUPS = 0.25  # of what is left
 _IN_USE = 2  # batches: one that is trained on, and one whose work is queued still
 
 
@@ -108,6 +111,14 @@ def share_for_batches(
     promise = budget.promise_share(0.5, "batches of a loader")
     promise.shrink((prefetch + threads + _IN_USE) * each + threads * sampling)
     return promise
+
+
+def room_for_groups(device: torch.device | None) -> int:
+    """Bytes that sampled batches which wait for each other may take, on a device or the host: of a quarter of what is
+    left, the part of this rank."""
+    place = torch.device("cpu") if device is None else device
+    ranks = num_local_ranks(os.environ) if device is None else ranks_on_device(device)
+    return int(_FOR_GROUPS * MemoryBudget.of(place).left()) // ranks
 
 
 def _by_type(graph: AnyGraph, num_neighbors: NumNeighbors) -> dict[EdgeType, list[int]]:

@@ -15,7 +15,7 @@ from typing import Any
 from gnnsys.loader.device_copy import DeviceCopy
 from gnnsys.loader.options import PipelineOptions, check_count
 from gnnsys.loader.sampled import Sampled
-from gnnsys.pipeline import Stage
+from gnnsys.pipeline import BatchGroup, Stage
 
 PLACES = ("schedule", "sample", "fetch", "compact")  # where a user's stage may follow
 
@@ -23,7 +23,8 @@ PLACES = ("schedule", "sample", "fetch", "compact")  # where a user's stage may 
 @dataclass(frozen=True, kw_only=True)
 class StageLayout:
     """The sizes everything follows from: `waits` tells whether sampling or fetching waits for other machines,
-    `on_device` whether batches are sampled on the device that they go to."""
+    `on_device` whether batches are sampled on the device that they go to; `group_bytes` is what a group of sampled
+    batches may take."""
 
     num_threads: int
     prefetch: int
@@ -32,9 +33,12 @@ class StageLayout:
     on_device: bool = False
     fetch_threads: int = 1  # that wait for rows, where these come over a network
     native_threads: int = 1  # of each loading thread, where it makes sums for a device
+    group_bytes: int | None = None
 
     def __post_init__(self) -> None:
         check_count("num_threads", self.num_threads, 0)
+        if self.options.group and not (self.num_threads and self.options.threads.get("sample", 1)):
+            raise ValueError(f"group={self.options.group} needs a thread that samples: num_threads must be at least 1")
         check_count("prefetch", self.prefetch, 1)
 
     @property
@@ -65,7 +69,7 @@ class StageLayout:
         if transform is not None:
             extra.append(Stage("transform", transform, threads=0, after="compact"))
         stages: list[Stage] = []
-        for stage in ours:
+        for stage in map(_begun_when_run, ours) if self.options.group else ours:
             behind_it = [e for e in extra if e.after == stage.name]
             if stage.name in ("sample", "fetch"):
                 behind_it = [replace(e, run=_without_promises(e.run)) for e in behind_it]
@@ -98,17 +102,32 @@ class StageLayout:
             is_last = number == len(stages) - 1
             before_user = not is_last and stages[number + 1].name in user_names and not stages[number + 1].is_inline
             threads, depth = 0, self.prefetch
-            if self.waits and stage.name == "sample":
+            if stage.name == "sample" and (self.waits or self.options.group):
                 threads, depth = self.num_threads, self.sample_depth
             elif is_last or before_user:
                 is_sampled = any(s.name == "sample" and not s.is_inline for s in out)
                 threads = self.fetch_threads if self.waits and is_sampled else self.num_threads
             threads, depth = self._sizes(stage.name, threads, depth)
-            out.append(replace(stage, threads=threads, depth=depth))
+            out.append(replace(stage, threads=threads, depth=depth, group=self._group_behind(stage)))
         return out
+
+    def _group_behind(self, stage: Stage) -> BatchGroup | None:
+        if stage.name != "sample" or not self.options.group:
+            return None
+        return BatchGroup(size=self.options.group, most_bytes=self.group_bytes, num_bytes=_structure_bytes)
 
     def _sizes(self, name: str, threads: int, depth: int) -> tuple[int, int]:
         return self.options.threads.get(name, threads), self.options.depths.get(name, depth)
+
+
+def _begun_when_run(stage: Stage) -> Stage:
+    """The same without a `begin` of its own: what waits in a group has asked for nothing yet."""
+    begin, run = stage.begin, stage.run
+    return stage if begin is None else replace(stage, begin=None, run=lambda item: run(begin(item)))
+
+
+def _structure_bytes(sampled: Sampled) -> int:
+    return sum(tensor.nbytes for tensor in sampled.tensors())
 
 
 def _without_promises(run: Callable[[Any], Any]) -> Callable[[Any], Any]:

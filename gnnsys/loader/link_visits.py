@@ -18,7 +18,7 @@ from gnnsys.loader.link_seeds import LinkSeeder
 from gnnsys.loader.links import LinkReader
 from gnnsys.loader.negatives import negative_stream
 from gnnsys.loader.sampled import Sampled
-from gnnsys.loader.schedule import Schedule, Ticket
+from gnnsys.loader.schedule import Schedule, Ticket, generator
 from gnnsys.sampling import AnyGraph, NeighborSampler, SampleKey, batch_visits
 
 _SEEDED = 64  # batches whose seeds are drawn
@@ -26,9 +26,9 @@ _SAMPLED = 16  # batches that are sampled
 
 
 def _tickets(schedule: Schedule, most: int) -> list[Ticket]:
-    """Some batches of the first epoch, all over it."""
-    step = max(1, -(-len(schedule) // most))
-    return [Ticket(0, batch) for batch in range(0, len(schedule), step)]
+    """Some batches of the first epoch: at random, as types of links may take turns. The same ones every time."""
+    order = torch.randperm(len(schedule), generator=generator(schedule.seed), device="cpu")
+    return [Ticket(0, int(batch)) for batch in order[:most]]
 
 
 class SampledVisits:

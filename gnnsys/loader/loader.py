@@ -12,6 +12,7 @@ from gnnsys.comm import BatchLoop, use_context
 from gnnsys.graph import Graph, IdsLike, as_ids
 from gnnsys.loader.adaptive_shuffle import AdaptiveShuffle
 from gnnsys.loader.batch import Batch
+from gnnsys.loader.batch_memory import room_for_groups
 from gnnsys.loader.default_threads import LoadingWork, SumThreads, default_fetch_threads, default_num_threads
 from gnnsys.loader.device_copy import DeviceCopy, resolve, sampled_on
 from gnnsys.loader.fetch import Fetch, Names
@@ -22,7 +23,7 @@ from gnnsys.loader.identity import Identity, checksum
 from gnnsys.loader.layout import StageLayout, check_user_stages
 from gnnsys.loader.options import PipelineOptions
 from gnnsys.loader.planned import AUTO, Visits, check_made_for, hardware, make_plan
-from gnnsys.loader.planned_execution import PlannedExecution, WayLoader, check_room
+from gnnsys.loader.planned_execution import PlannedExecution, WayLoader
 from gnnsys.loader.reserved import check_names_free
 from gnnsys.loader.row_cache import keeper_of
 from gnnsys.loader.sampled import Compact, Inputs, Sampled
@@ -109,6 +110,7 @@ class Loader:
         layout = StageLayout(
             num_threads=num_threads, prefetch=prefetch, waits=waits, options=options, on_device=on_device,
             fetch_threads=fetch_threads, native_threads=SumThreads.here().each if sums is not None and on_device else 1,
+            group_bytes=room_for_groups(by_device) if options.group else None,
         )  # fmt: skip
         num_batches = prefetch + num_threads + 1 + layout.sample_depth  # that wait, are made, and are used
         pool = BufferPool(max_free=num_batches * self._fetch.num_arrays)
@@ -164,7 +166,6 @@ class Loader:
                     lambda position: cast(Loader, me())._pipeline_at(position), lambda: None, lambda leftover: None,
                     lambda: [] if trace is None else trace.records(),
                 )  # fmt: skip
-            check_room(way, target)
             loader = make(way)
             loader._schedule.shuffle_start = own._schedule.shuffle_start  # they switch together
 

@@ -156,7 +156,7 @@ class NeighborLoader(Loader):
         if sizes is not None:
             sample, own_names = Padding(sample, schedule, sizes), (*own_names, "seed_mask")
         on_host: SampleStage | None = None  # what the host draws for the device, or could
-        if made is not None and is_ours and (execution is not None or _way is not None):
+        if made is not None and is_ours and graph.device.type == "cpu" and (execution is not None or _way is not None):
             drawn_there = draws.make_sampler(graph, num_neighbors, None)  # type: ignore[arg-type]
             on_host = make_sample_stage(
                 graph, drawn_there, inputs, subgraph_type, seed, None if _way is None else where

@@ -29,7 +29,7 @@ from gnnsys.planning import (
     propose_splits,
 )
 from gnnsys.sampling import AnyGraph, ranks_on_device
-from gnnsys.store import DeviceCache, MemoryBudget
+from gnnsys.store import DeviceCache, MemoryBudget, free_device_memory
 
 AUTO = "auto"
 _WITH_SUMS = 2  # divisions of the cores that are also tried with sums made ahead
@@ -102,30 +102,51 @@ def _why_as_given(
     return None if tables(graph) else "the graph has no rows but those of sources of your own"
 
 
+def check_room(way: Way, device: torch.device | None) -> None:
+    """MemoryError where a device has no room any more for what a way takes: training has gone on since it was planned.
+
+    Asked before anything is taken, so that it is not the user's own model that finds no room. What a `MemoryBudget`
+    allows was looked at when ways were proposed, and other ways have their part of it meanwhile.
+    """
+    if device is None or not way.device_bytes:
+        return
+    free = free_device_memory(device)
+    if way.device_bytes > free:
+        raise MemoryError(f"it takes {way.device_bytes:,} bytes of the device, and {free:,} are free now")
+
+
 class GraphPlaces:
     """A graph as ways want it. What is there already is shared, and lives as long as a loader that reads it."""
 
     def __init__(self, graph: AnyGraph, target: torch.device | None, visits: Visits | None) -> None:
         self._graph, self._target, self._visits = graph, target, visits
-        self._pinned: weakref.ref[Graph] | None = None
+        self._there: dict[tuple[str, int], weakref.ref[Graph]] = {}
 
     def place(self, way: Way) -> AnyGraph:
-        graph = self._graph
+        """MemoryError where the device has no room for it any more."""
         if way.place == GIVEN:
-            return graph
-        assert isinstance(graph, Graph) and self._target is not None and self._visits is not None
-        if way.place == DEVICE:
-            return graph.to(self._target)
-        pinned = None if self._pinned is None else self._pinned()
-        if pinned is None:
-            pinned = graph.pin_memory()
-            self._pinned = weakref.ref(pinned)
+            return self._graph
+        key = way.place, way.device_bytes
+        there = self._there[key]() if key in self._there else None
+        if there is None:
+            there = self._make(way)
+            self._there[key] = weakref.ref(there)
+        return there
+
+    def _make(self, way: Way) -> Graph:
+        graph, target, visits = self._graph, self._target, self._visits
+        assert isinstance(graph, Graph) and target is not None and visits is not None
         if way.place == PINNED:
-            return pinned
+            return graph.pin_memory()
+        check_room(way, target)
+        if way.place == DEVICE:
+            return graph.to(target)
+        pinned = self.place(Way(place=PINNED))
+        assert isinstance(pinned, Graph)
         cached = pinned.pin_memory()  # the same tensors, and a dict of its own
         _, node_type, name = largest(tables(cached))
-        rows, scores = cached.node_data[node_type][name], self._visits()[node_type]
-        cache = DeviceCache.from_scores(rows, scores, bytes=way.device_bytes, device=self._target)
+        rows, scores = cached.node_data[node_type][name], visits()[node_type]
+        cache = DeviceCache.from_scores(rows, scores, bytes=way.device_bytes, device=target)
         cached.set_node_data(name, cache, node_type)
         return cached
 

@@ -8,7 +8,7 @@ again from the next epoch on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -20,7 +20,6 @@ from gnnsys.observe import BatchTrace
 from gnnsys.pipeline import Pipeline, StageCounters
 from gnnsys.planning import ComputeThreads, DriftWatch, ExecutionPlan, TurnClock, Way
 from gnnsys.seeds import Leftover
-from gnnsys.store import MemoryBudget
 
 LoaderT = TypeVar("LoaderT")
 OpenPipeline = Callable[[int], Pipeline]
@@ -45,18 +44,6 @@ def other_ways(face: Callable[..., LoaderT], places: GraphPlaces, given: Mapping
         return face(places.place(way), **options)
 
     return make
-
-
-def check_room(way: Way, device: torch.device | None) -> None:
-    """MemoryError where a device has no room any more for what a way takes: training has gone on since it was planned.
-
-    Asked before anything is taken, so that what has no room is not found out by the user's own model.
-    """
-    if device is None or not way.device_bytes:
-        return
-    left = MemoryBudget.of(device).left()
-    if way.device_bytes > left:
-        raise MemoryError(f"it takes {way.device_bytes:,} bytes of the device, and {left:,} are left now")
 
 
 class WayLoader(NamedTuple):
@@ -104,7 +91,7 @@ class PlannedExecution:
         self._watch = None if plan.chosen is not None else DriftWatch()
         self._is_closed = False
         if plan.chosen is None:
-            plan.trial.seconds.clear()  # of a trial that was not over
+            plan.trial.begin()  # one that was not over begins anew
 
     def at(self, position: int, epoch: int) -> PlannedExecution:
         """Goes on with the batch at a position, in an epoch that begins or is gone on with: an iterator over batches.
@@ -115,15 +102,20 @@ class PlannedExecution:
             self._break_off()
         self._clock.skip()
         self._agree()
-        if self._watch is not None and self.plan.chosen is not None and self.plan.num_possible > 1:
-            drifted = self._watch.look()
-            if drifted is not None:
-                self.plan.try_again(epoch, *drifted)
-                self._stop_asking()
-                self._clock.forget()
-                self._num_tried = 0
+        drifted = None if self._watch is None or self.plan.chosen is None else self._watch.look()
+        if drifted is not None:
+            self._try_again(epoch, *drifted)
         self._position, self._begins, self._is_closed = position, True, False
         return self
+
+    def _try_again(self, epoch: int, expected: float, found: float) -> None:
+        assert self._watch is not None
+        if self.plan.try_again(epoch, expected, found):
+            self._stop_asking()
+            self._clock.forget()
+            self._num_tried = 0
+        else:
+            self._watch.expect(found)  # no other way is near
 
     def __iter__(self) -> PlannedExecution:
         return self
@@ -131,10 +123,10 @@ class PlannedExecution:
     def __next__(self) -> Batch:
         if self._is_closed:
             raise RuntimeError("this loader was closed while it was iterated over: begin another iteration")
-        trial, number = self.plan.trial, self._num_tried
-        if self.plan.chosen is None and number >= trial.num_batches:
-            self._settle()
-        chosen = self.plan.chosen
+        trial = self.plan.trial
+        if self.plan.chosen is None and self._num_tried >= trial.num_batches:
+            self._end_round()
+        chosen, number = self.plan.chosen, self._num_tried
         way = trial.way_of(number) if chosen is None else chosen
         self._clock.enter()
         try:
@@ -213,6 +205,16 @@ class PlannedExecution:
         if way in self._loaders:
             self._loaders.pop(way).close()
 
+    def _end_round(self) -> None:
+        """Ways that have no more turns give back what they have."""
+        trial = self.plan.trial
+        trial.end_round()
+        self._num_tried = 0
+        if trial.is_over:
+            self._settle()
+        else:
+            self._drop_others(trial.playing)
+
     def _settle(self) -> None:
         """Chooses a way, and gives back what the others have."""
         self.plan.choose()
@@ -220,8 +222,6 @@ class PlannedExecution:
         drifts = self.plan.drifts
         trial = f"{self._name}/{len(drifts)}/{drifts[-1].epoch if drifts else 0}"
         self._ranks = RankChoice.of_process_group(trial, self.plan.to_json())
-        if self._current != self.plan.chosen:
-            self._leave()
         self._drop_others()
 
     def _agree(self) -> None:
@@ -230,7 +230,6 @@ class PlannedExecution:
         if told is None or not self.plan.choose_together(told):
             return
         self._begin_watch()
-        self._leave()
         self._drop_others()
 
     def _begin_watch(self) -> None:
@@ -244,8 +243,12 @@ class PlannedExecution:
             self._ranks.close()
             self._ranks = None
 
-    def _drop_others(self) -> None:
-        for way in [way for way in self._loaders if way != self.plan.chosen]:
+    def _drop_others(self, kept: Sequence[int] | None = None) -> None:
+        """Ends the ways that are not `kept`; by default, all but the one that was chosen."""
+        keeps = {self.plan.chosen} if kept is None else set(kept)
+        if self._current not in keeps:
+            self._leave()
+        for way in [way for way in self._loaders if way not in keeps]:
             self._loaders.pop(way).close()
 
     def _break_off(self) -> None:
@@ -301,10 +304,11 @@ class PlannedExecution:
         num_tried = state.get("num_tried")
         if isinstance(num_tried, bool) or not isinstance(num_tried, int) or num_tried < 0:
             raise ValueError(f"this is no state of a plan: num_tried is {num_tried!r}")
-        watch = state.get("watch")  # states of older versions have none
-        return PlannedState(
-            ExecutionPlan.from_json(state["plan"]), num_tried, None if watch is None else DriftWatch.from_state(watch)
-        )
+        plan, watch = ExecutionPlan.from_json(state["plan"]), state.get("watch")  # states of older versions have none
+        if "trial" not in state["plan"]:  # those of older versions count batches over all rounds
+            plan.trial.round = min(num_tried // plan.trial.num_batches, plan.trial.rounds - 1)
+            num_tried -= plan.trial.round * plan.trial.num_batches
+        return PlannedState(plan, num_tried, None if watch is None else DriftWatch.from_state(watch))
 
     def load_state(self, state: PlannedState) -> None:
         """Goes on with a plan as it was; one of other hardware is left aside, and this one is tried from there."""
@@ -317,13 +321,13 @@ class PlannedExecution:
         self._num_tried = 0
         if plan.made_for == self.plan.made_for and plan.ways == self.plan.ways:
             self.plan.take_results(plan)  # memory that ways take is that of here and now
-            self._num_tried = state.num_tried - state.num_tried % plan.trial.turn
+            self._num_tried = state.num_tried - state.num_tried % self.plan.trial.turn
             if state.watch is None:
                 self.plan.begin_watch(self._watch)
             else:
                 self._watch = state.watch
         elif self.plan.chosen is None:
-            self.plan.trial.seconds.clear()
+            self.plan.trial.begin()
         if self.plan.chosen is not None:
             self._drop_others()
 

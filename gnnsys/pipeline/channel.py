@@ -33,19 +33,30 @@ class Channel:
 
     def put(self, index: int, item: Any) -> None:
         with self._arrived:
-            while not self._closed and self._depth is not None and index >= self._next + self._depth:
+            while not self._closed and not self._has_room(index):
                 self._left.wait(_WAKE_UP)
             if self._closed:
                 raise ChannelClosed
             self._items[index] = item
-            if index == self._next:
+            if self._is_awaited(index):
                 self._arrived.notify()
+
+    def _has_room(self, index: int) -> bool:
+        return self._depth is None or index < self._next + self._depth
+
+    def _is_awaited(self, index: int) -> bool:
+        """Whether what has just been put lets one be taken."""
+        return index == self._next
+
+    def _is_ready(self) -> bool:
+        """Whether the next item may be taken."""
+        return self._next in self._items
 
     def take(self, timeout: float | None = None) -> tuple[int, Any]:
         """The number of the next item, and the item. TimeoutError if it does not arrive within `timeout` seconds."""
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._arrived:
-            while not self._closed and self._next not in self._items:
+            while not self._closed and not self._is_ready():
                 left = _WAKE_UP if deadline is None else min(_WAKE_UP, deadline - time.monotonic())
                 if left <= 0:
                     raise TimeoutError
@@ -58,7 +69,7 @@ class Channel:
             self.most_waiting = max(self.most_waiting, len(self._items))
             item = self._items.pop(index)
             self._next += 1
-            if self._next in self._items:
+            if self._is_ready():
                 self._arrived.notify()
             self._left.notify_all()
             return index, item

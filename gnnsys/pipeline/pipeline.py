@@ -119,11 +119,13 @@ class Pipeline:
                 parcel = next(self._batches)
             except StopIteration:
                 self._batches = None
-                return
+                break
             except Exception as error:  # raised after the batches before it
                 parcel, self._batches = Parcel(-1, Failure("source", error)), None
             self._workers.channels[0].put(self._fed, parcel)
             self._fed += 1
+        if self._batches is None:
+            self._workers.finish(self._fed)
 
     # -- position and state ------------------------------------------------------------------------------------------
 
@@ -147,6 +149,7 @@ class Pipeline:
         self._batches = _parcels(self._source, position)
         if self._workers is not None:
             self._workers.first_live = self._fed
+            self._workers.finish(None)
             self._feed()
 
     def state_dict(self) -> dict[str, Any]:

@@ -10,6 +10,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
+@dataclass(frozen=True, kw_only=True)
+class BatchGroup:
+    """`size` finished batches wait for each other behind a stage, fewer where they take `most_bytes` (None: no limit).
+
+    `num_bytes(batch)` says what one takes.
+    """
+
+    size: int
+    most_bytes: int | None = None
+    num_bytes: Callable[[Any], int] | None = None
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ValueError(f"a group has a batch at least, got size={self.size}")
+
+
 @dataclass(frozen=True)
 class Stage:
     """`run(batch) -> batch`, with its own threads and its own bound.
@@ -22,7 +38,8 @@ class Stage:
     `begin(batch) -> batch` is called before `run`, in the thread that brings the batch. A stage that waits for a
     network sends its request in `begin` and waits in `run`, so that the requests of several batches overlap.
     `counts()` returns totals of the stage's own, such as bytes, which are shown with its counters. `after` names the
-    stage to follow, for a stage that a user adds to a loader.
+    stage to follow, for a stage that a user adds to a loader. `group`: finished batches are passed on group by group,
+    and those of the next group when the last of this one was taken; `depth` is then the group's size.
     """
 
     name: str
@@ -34,8 +51,11 @@ class Stage:
     begin: Callable[[Any], Any] | None = None
     counts: Callable[[], Mapping[str, int]] | None = None
     after: str | None = None
+    group: BatchGroup | None = None
 
     def __post_init__(self) -> None:
+        if self.group is not None:
+            object.__setattr__(self, "depth", self.group.size)
         if self.threads < 0 or self.depth < 0:
             raise ValueError(
                 f"stage {self.name!r}: threads and depth must be >= 0, got threads={self.threads}, depth={self.depth}"

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from gnnsys.pipeline.channel import Channel, ChannelClosed
+from gnnsys.pipeline.group_channel import GroupChannel
 from gnnsys.pipeline.stage import Failure, Stage, StageCounters
 
 _JOIN_SECONDS = 10.0
@@ -34,6 +35,11 @@ class Parcel(NamedTuple):
 
     position: int
     item: Any
+
+    @property
+    def is_passed_on(self) -> bool:
+        """Whether nothing is done with it any more: it was dropped by `seek`, or failed."""
+        return self.item is None or isinstance(self.item, Failure)
 
 
 class StageChain:
@@ -108,6 +114,10 @@ def total(counters: Sequence[tuple[Stage, StageCounters]]) -> dict[str, StageCou
     return out
 
 
+def _channel_behind(stage: Stage) -> Channel:
+    return Channel(stage.depth) if stage.group is None else GroupChannel(stage.group)
+
+
 class Workers:
     """Threads for each group of stages: one stage with threads, and the inline stages before it, which they run too."""
 
@@ -116,7 +126,7 @@ class Workers:
         scope: Scope | None = None,
     ) -> None:  # fmt: skip
         self.first_live = 0  # batches with a smaller number were dropped by `seek`: passed on without work
-        self.channels = [Channel(None), *(Channel(group[-1].depth) for group in groups)]
+        self.channels = [Channel(None), *(_channel_behind(group[-1]) for group in groups)]
         self._groups = groups
         self._pid = os.getpid()
         self._threads: list[threading.Thread] = []
@@ -190,6 +200,12 @@ class Workers:
             f"{group[-1].name}: {len(channel)}" for group, channel in zip(self._groups, self.channels[1:], strict=True)
         )
         return f"finished batches per stage {{{waiting}}}"
+
+    def finish(self, count: int | None) -> None:
+        """Says that there are `count` batches in all, for groups that would wait for more; None: there are more."""
+        for channel in self.channels:
+            if isinstance(channel, GroupChannel):
+                channel.finish(count)
 
     def close(self) -> None:
         """Ends every thread after its current call. The finalizer calls it too, and so does exit."""

@@ -65,7 +65,7 @@ def test_every_way_gives_the_losses_and_gradients_of_rows_on_the_device(name, dt
     for way in WAYS:
         for given in (x, x.cuda()):
             model = HybridParallel(layers_of(name, dtype), GRAPH, execution=FullGraphPlan(way))
-            same(train(model, given), want, 1e-12 if dtype == torch.float64 else 1e-5)
+            same(train(model, given), want, 1e-12 if dtype == torch.float64 else 5e-5 if name == "gin" else 1e-5)
 
 
 def test_rows_that_train_on_the_host_get_their_gradient_there():

@@ -24,6 +24,11 @@ def _loader(graph=GRAPH, **options):
     )
 
 
+def _places(loader):
+    """Of its ways, each once."""
+    return list(dict.fromkeys(way.place for way in loader.plan.ways))
+
+
 def _told(batch):
     return [t.cpu() for t in (batch.x, batch.edge_index, batch.n_id, batch.e_id, batch.y)]
 
@@ -53,10 +58,9 @@ def test_a_graph_that_does_not_fit_is_tried_in_pinned_memory_with_and_without_a_
     rows = GRAPH.node_data[NODE]["x"].nbytes
     with limited("cuda", 3 * rows // 2):
         loader = _loader(execution="auto")
-        assert list(dict.fromkeys(way.place for way in loader.plan.ways)) == [GIVEN, PINNED, CACHED], (
-            loader.plan.report()
-        )
+        assert _places(loader) == [GIVEN, PINNED, CACHED], loader.plan.report()
         _are_the_same(loader, _loader())
+        _are_the_same(loader, _second_epoch())
         assert loader.plan.chosen is not None and not loader.plan.trial.refused, loader.plan.report()
 
 
@@ -88,9 +92,9 @@ def test_a_graph_that_is_where_it_should_be_is_left_there(graph, why):
 
 def test_a_pinned_graph_is_tried_with_a_cache_or_on_the_device():
     pinned = GRAPH.pin_memory()
-    assert [way.place for way in _loader(pinned, execution="auto").plan.ways] == [GIVEN, DEVICE]
+    assert _places(_loader(pinned, execution="auto")) == [GIVEN, DEVICE]
     with limited("cuda", 3 * GRAPH.node_data[NODE]["x"].nbytes // 2):
-        assert [way.place for way in _loader(pinned, execution="auto").plan.ways] == [GIVEN, CACHED]
+        assert _places(_loader(pinned, execution="auto")) == [GIVEN, CACHED]
     assert isinstance(pinned.node_data[NODE]["x"], torch.Tensor), "the user's graph stays as it was"
 
 

@@ -22,6 +22,13 @@ def with_ways(ways=WAYS, make=node_loader, **options):
     return make(**options, execution=ExecutionPlan(ways, made_for=made_for))
 
 
+def short(loader, rounds=1):
+    """The same loader, whose trial has turns of three batches."""
+    trial = loader.plan.trial
+    trial.warm, trial.measured, trial.rounds = 1, 2, rounds
+    return loader
+
+
 def tensors_of(batch):
     return [batch.x, batch.edge_index, batch.n_id, batch.e_id, batch.y]
 
@@ -50,3 +57,10 @@ class Clock:
             self.now += 1000.0
             if until():
                 return
+
+
+def until_chosen(loader):
+    """Whole epochs, until the trial is over: one that is hard to decide takes longer."""
+    while loader.plan.chosen is None:
+        for _ in loader:
+            pass

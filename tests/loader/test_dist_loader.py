@@ -58,6 +58,21 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 OPTIONS = {"batch_size": 8, "shuffle": True, "seed": 5}
 
 
+def test_batches_that_are_sampled_in_groups_equal_those_of_one_process(case: Any) -> None:
+    graph, graphs = case
+    node_type = graph.node_types[0]
+    original = torch.arange(min(40, graph.num_nodes(node_type)))
+    expected = list(NeighborLoader(graph, [4, 3], input_nodes=(node_type, original), num_threads=0, **OPTIONS))
+    for there in graphs:
+        loader = NeighborLoader(
+            there, [4, 3], input_nodes=seeds_of(there, node_type, original), pipeline=PipelineOptions(group=3),
+            across_epochs=False, **OPTIONS,
+        )  # fmt: skip
+        for ours, theirs in zip(loader, expected, strict=True):
+            assert_same_batch(ours, theirs, there)
+        loader.close()
+
+
 @pytest.mark.usefixtures("one_epoch")
 def test_padded_batches_equal_those_of_one_process(case: Any) -> None:
     graph, graphs = case

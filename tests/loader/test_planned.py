@@ -13,12 +13,12 @@ from gnnsys.graph import NODE
 from gnnsys.partition import Placement
 from gnnsys.pipeline import Pipeline
 from gnnsys.planning import CACHED, ExecutionPlan, Way
-from tests.loader.planned_ways import GRAPH, WAYS, Clock, are_same, node_loader, tensors_of, with_ways
+from tests.loader.planned_ways import GRAPH, WAYS, Clock, are_same, node_loader, tensors_of, until_chosen, with_ways
 
 
 def test_batches_are_those_of_a_loader_without_a_plan_during_and_after_the_trial():
     plain, planning = node_loader(), with_ways()
-    for _ in range(2):
+    for _ in range(4):  # a trial that is hard to decide takes longer
         assert are_same([tensors_of(batch) for batch in planning], [tensors_of(batch) for batch in plain])
     assert planning.plan.chosen is not None
     planning.close()
@@ -27,16 +27,33 @@ def test_batches_are_those_of_a_loader_without_a_plan_during_and_after_the_trial
 @pytest.mark.parametrize("fastest", range(len(WAYS)))
 def test_the_fastest_way_stays(monkeypatch, fastest):
     clock, loader = Clock(monkeypatch), with_ways()
-    seconds = {way: 1.0 if way == fastest else 2.0 + way for way in range(len(WAYS))}
+    seconds = {way: 1.0 if way == fastest else 1.5 + way / 10 for way in range(len(WAYS))}
     used = []
     for _ in loader:
         used.append(loader._execution._current)
         clock.train(loader, seconds)
     trial = loader.plan.trial
-    assert used[: trial.num_batches] == [trial.way_of(n) for n in range(trial.num_batches)]
-    assert set(used[trial.num_batches :]) == {fastest} and loader.plan.chosen == fastest
+    turns = [way for _ in range(trial.rounds) for way in range(len(WAYS)) for _ in range(trial.turn)]
+    assert used[: len(turns)] == turns
+    assert set(used[len(turns) :]) == {fastest} and loader.plan.chosen == fastest
     assert {way: trial.median(way) for way in range(len(WAYS))} == pytest.approx(seconds)
     assert f"chosen: {WAYS[fastest].name}" in loader.plan.report()
+    loader.close()
+
+
+def test_ways_that_are_far_behind_have_no_more_turns_and_give_back_what_they_have(monkeypatch):
+    clock, loader = Clock(monkeypatch), with_ways()
+    seconds = {0: 3.0, 1: 9.0, 2: 1.0}
+    used, held = [], []
+    for _ in loader:
+        used.append(loader._execution._current)
+        held.append(set(loader._execution._loaders))
+        clock.train(loader, seconds)
+    turn = loader.plan.trial.turn
+    assert used[: 5 * turn] == [0] * turn + [1] * turn + [2] * turn + [0] * turn + [2] * turn
+    assert set(used[5 * turn :]) == {2} and loader.plan.chosen == 2
+    assert held[2 * turn] == {0, 1, 2} and held[3 * turn] == {0, 2} and held[-1] == {2}
+    assert [len(loader.plan.trial.seconds[way]) for way in range(3)] == [2, 1, 2]
     loader.close()
 
 
@@ -121,8 +138,7 @@ def test_nothing_of_the_other_ways_is_left():
 
 def test_a_plan_that_was_made_is_repeated_without_a_trial(tmp_path):
     loader = with_ways()
-    for _ in loader:
-        pass
+    until_chosen(loader)
     loader.plan.save(str(tmp_path / "plan.json"))
     again = node_loader(execution=ExecutionPlan.load(str(tmp_path / "plan.json")))
     next(iter(again))
@@ -182,7 +198,7 @@ def test_a_look_at_one_batch_before_training_does_not_end_the_trial(monkeypatch)
     clock, loader = Clock(monkeypatch), with_ways()
     next(iter(loader))
     _train_epochs(clock, loader, {0: 3.0, 1: 1.0, 2: 2.0})
-    assert loader.plan.chosen == 1 and all(len(turns) == 3 for turns in loader.plan.trial.seconds.values())
+    assert loader.plan.chosen == 1 and [len(loader.plan.trial.seconds[way]) for way in range(3)] == [2, 3, 3]
     loader.close()
 
 
@@ -285,8 +301,7 @@ def test_a_checkpoint_holds_a_plan_and_brings_it_back(tmp_path):
 
 def test_a_plan_is_gone_on_with_though_other_memory_is_left_now():
     loader = with_ways()
-    for _ in loader:
-        pass
+    until_chosen(loader)
     state = loader.state_dict()
     state["execution"]["plan"]["ways"][1] |= {"predicted": 0.5, "device_bytes": 77}
     resumed = with_ways()
@@ -360,8 +375,7 @@ def _raise(error):
 
 def test_records_of_all_ways_are_shown():
     loader = with_ways()
-    for _ in loader:
-        pass
+    until_chosen(loader)
     chosen = loader.plan.chosen
     numbers = [record.batch for record in loader.trace()]
     assert numbers == sorted(numbers) and chosen is not None and len(numbers) > 10

@@ -8,10 +8,10 @@ import torch.distributed as dist
 
 from gnnsys.loader.rank_choice import RankChoice, numbered
 from gnnsys.planning import ExecutionPlan, Way, WayTrial
-from tests.loader.planned_ways import Clock, are_same, node_loader, tensors_of, with_ways
+from tests.loader.planned_ways import Clock, are_same, node_loader, short, tensors_of, with_ways
 from tests.support.processes import run_ranks
 
-SHORT = {"input_nodes": torch.arange(8 * 120)}  # a trial is an epoch
+SHORT = {"input_nodes": torch.arange(8 * 12)}  # a trial is an epoch
 OWN = [{0: 3.0, 1: 1.0, 2: 2.0}, {0: 3.0, 1: 5.0, 2: 2.0}]  # by rank: way 1 is the best of one, and bad for the other
 
 
@@ -26,7 +26,7 @@ def two_ranks(monkeypatch):
 
 
 def test_ranks_go_the_way_whose_slowest_rank_is_the_fastest(monkeypatch, two_ranks):
-    clock, loaders = Clock(monkeypatch), [with_ways(**SHORT), with_ways(**SHORT)]
+    clock, loaders = Clock(monkeypatch), [short(with_ways(**SHORT)) for _ in range(2)]
     for rank, loader in enumerate(loaders):
         two_ranks[0] = rank
         clock.epochs(loader, OWN[rank], 1)
@@ -43,7 +43,7 @@ def test_ranks_go_the_way_whose_slowest_rank_is_the_fastest(monkeypatch, two_ran
 
 
 def test_a_rank_that_says_nothing_is_not_waited_for(monkeypatch, two_ranks):
-    clock, loader = Clock(monkeypatch), with_ways(**SHORT)
+    clock, loader = Clock(monkeypatch), short(with_ways(**SHORT))
     clock.epochs(loader, OWN[0], 2)
     assert loader.plan.chosen == 1 and not loader._execution._ranks.is_over
     for _ in range(20):
@@ -150,7 +150,7 @@ def test_what_is_no_plan_changes_nothing():
 PROGRAM = """
 import torch
 import torch.distributed as dist
-from tests.loader.planned_ways import with_ways
+from tests.loader.planned_ways import short, with_ways
 from gnnsys.planning.execution import turn_clock
 
 class Time:
@@ -162,7 +162,7 @@ turn_clock.time = Time()
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 seconds = [{0: 3.0, 1: 1.0, 2: 2.0}, {0: 3.0, 1: 5.0, 2: 2.0}][rank]
-loader = with_ways(input_nodes=torch.arange(8 * 120))
+loader = short(with_ways(input_nodes=torch.arange(8 * 12)))
 chosen = []
 for epoch in range(2 + rank):  # not as many on each
     for batch in loader:

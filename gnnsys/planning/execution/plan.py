@@ -55,18 +55,18 @@ class ExecutionPlan:
 
     def _best(self, trial: WayTrial) -> tuple[int, str]:
         """A way and the reason."""
-        best = trial.best()
-        times = {way: median for way in range(len(self.ways)) if (median := trial.median(way)) is not None}
+        best, times, first = trial.best(), trial.medians(), trial.tried[0]
         if not times:
             return best, "nothing was measured"
-        if 0 not in times:
+        if first not in times:
             return best, "it was not measured, and there is nothing to compare others with"
-        if best != 0:
-            return best, f"{times[0] / times[best]:.2f} times as fast as without a plan"
+        if best != first:
+            before = "without a plan" if first == 0 else f"before, {self.ways[first].name}"
+            return best, f"{times[first] / times[best]:.2f} times as fast as {before}"
         if len(times) == 1:
             return best, "no other way can be gone"
-        others = min(seconds for way, seconds in times.items() if way != 0)
-        return best, f"no other way is faster: the best of them takes {others / times[0]:.2f} of its time"
+        others = min(seconds for way, seconds in times.items() if way != first)
+        return best, f"no other way is faster: the best of them takes {others / times[first]:.2f} of its time"
 
     def choose_together(self, told: Sequence[Mapping[str, Any]]) -> bool:
         """Chooses by what all ranks have measured, each as its plan's `to_json` says it; the same on all of them.
@@ -78,17 +78,13 @@ class ExecutionPlan:
             plans = [ExecutionPlan.from_json(one) for one in told]
         except ValueError:  # of another version, say
             return False
-        if any(plan.ways != self.ways or plan.trial.refused.keys() != self.trial.refused.keys() for plan in plans):
+        own = (self.ways, self.trial.refused.keys(), self.trial.tried)
+        if any((plan.ways, plan.trial.refused.keys(), plan.trial.tried) != own for plan in plans):
             return False
         before = self.chosen
         self.chosen, reason = self._best(WayTrial.slowest([plan.trial for plan in plans]))
         self.reason = f"{reason}, by the slowest of {len(plans)} ranks"
         return self.chosen != before
-
-    @property
-    def num_possible(self) -> int:
-        """Ways that were not found to be none."""
-        return len(self.ways) - len(self.trial.refused)
 
     def refuse(self, way: int, reason: str) -> None:
         """Says that a way cannot be gone. What is done without a plan takes its place, where it was chosen."""
@@ -96,12 +92,19 @@ class ExecutionPlan:
         if way == self.chosen:
             self.chosen, self.reason = 0, f"{self.ways[way].name} was chosen, and cannot be gone any more"
 
-    def try_again(self, epoch: int, expected: float, found: float) -> None:
-        """Has ways take turns anew: from `epoch` on a batch takes `found` seconds in place of `expected`."""
+    def try_again(self, epoch: int, expected: float, found: float) -> bool:
+        """Has ways take turns anew: from `epoch` on a batch takes `found` seconds in place of `expected`.
+
+        Those take part that were not much slower. Whether there are any: if not, the way that was chosen stays.
+        """
         assert self.chosen is not None
+        near = [way for way in self.trial.near(max(expected, found)) if way != self.chosen]
+        if not near:
+            return False
         self.drifts.append(Drift(epoch=epoch, way=self.chosen, expected=expected, found=found))
-        self.trial.seconds.clear()
+        self.trial.begin(sorted([*near, self.chosen]) if 0 in near else [self.chosen, *near])
         self.chosen, self.reason = None, ""
+        return True
 
     def begin_watch(self, watch: DriftWatch) -> None:
         """Has `watch` expect what was measured of the way that was chosen."""
@@ -112,6 +115,7 @@ class ExecutionPlan:
         """What was measured and chosen by a plan of the same ways."""
         self.trial.seconds = {way: list(seconds) for way, seconds in other.trial.seconds.items()}
         self.trial.refused = dict(other.trial.refused)
+        self.trial.take(other.trial.to_json())
         self.chosen, self.reason, self.drifts = other.chosen, other.reason, list(other.drifts)
 
     def report(self) -> str:
@@ -133,7 +137,8 @@ class ExecutionPlan:
             told.append(f"not possible: {self.trial.refused[number]}")
         median = self.trial.median(number)
         if median is not None:
-            told.append(f"measured {1000 * median:.1f} ms a batch, loading and training")
+            again = "" if number in self.trial.tried else ", not tried again"
+            told.append(f"measured {1000 * median:.1f} ms a batch, loading and training{again}")
         return ", ".join(told) or "not measured"
 
     def _told_drift(self, drift: Drift) -> str:
@@ -143,8 +148,8 @@ class ExecutionPlan:
 
     def _verdict(self) -> str:
         if self.chosen is None:
-            done = sum(map(len, self.trial.seconds.values()))
-            return f"trying: {done} of {len(self.ways) * self.trial.rounds} turns were measured"
+            done = sum(len(self.trial.seconds.get(way, [])) for way in self.trial.tried)
+            return f"trying: {done} of {len(self.trial.tried) * self.trial.rounds} turns were measured"
         return f"chosen: {self.ways[self.chosen].name}, {self.reason or 'as the plan was given'}"
 
     def to_json(self) -> dict[str, Any]:
@@ -158,6 +163,7 @@ class ExecutionPlan:
             "reason": self.reason,
             "seconds": {str(way): list(seconds) for way, seconds in self.trial.seconds.items()},
             "refused": {str(way): reason for way, reason in self.trial.refused.items()},
+            "trial": self.trial.to_json(),
             "drifts": [drift.to_json() for drift in self.drifts],
         }
 
@@ -177,6 +183,8 @@ class ExecutionPlan:
             seconds = {plan._number(way): [*map(as_seconds, of)] for way, of in value["seconds"].items()}
             plan.trial.seconds = seconds
             plan.trial.refused = {plan._number(way): str(reason) for way, reason in value["refused"].items()}
+            if "trial" in value:  # older plans have none
+                plan.trial.take(value["trial"])
             plan.drifts = [Drift.from_json(drift) for drift in value.get("drifts", ())]  # older plans have none
             for drift in plan.drifts:
                 plan._number(drift.way)

@@ -1,26 +1,32 @@
 """Ways in turn, over the first batches of training: which one makes a batch, and what each takes.
 
-Which way makes a batch depends on its number alone, so two runs of one plan do the same. Turns are short and every way
-has several, so that whatever else the machine does meets all of them.
+Turns are short and every way has several, one in each round, so that whatever else the machine does meets all of them.
+Ways that take several times as long as another have no more turns: trying them costs what they take.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 WARM = 5  # batches at the beginning of a turn that are not measured: they fill the pipeline
 MEASURED = 8
 ROUNDS = 3
+MOST_ROUNDS = 6  # where the fastest way and the first one are hard to tell apart
 _BETTER = 0.98  # of the time of the first way, to be worth leaving it
+_HOPELESS = {1: 4.0, 2: 2.0}  # how many times as long as the best, after so many rounds
 
 
 @dataclass
 class WayTrial:
     """`seconds[w]`: what a batch took in each turn of way w. The first way is what is done without a plan.
 
-    >>> trial = WayTrial(2, warm=1, measured=2, rounds=1)
+    `tried` are the ways of this trial. The first of them is left only for one that is faster. `playing` are those that
+    have a turn in this round, the `round`-th.
+
+    >>> trial = WayTrial(2, warm=1, measured=2)
     >>> [trial.way_of(number) for number in range(trial.num_batches)]
     [0, 0, 0, 1, 1, 1]
     """
@@ -31,6 +37,57 @@ class WayTrial:
     rounds: int = ROUNDS
     seconds: dict[int, list[float]] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
+    tried: list[int] = field(default_factory=list)
+    playing: list[int] = field(default_factory=list)
+    round: int = 0
+
+    def __post_init__(self) -> None:
+        self.tried = self.tried or list(range(self.num_ways))
+        self.playing = self.playing or list(self.tried)
+
+    def begin(self, ways: Sequence[int] | None = None) -> None:
+        """A trial of these ways, or of all of them. What was measured of others stays known."""
+        self.tried = list(range(self.num_ways)) if ways is None else list(ways)
+        self.playing, self.round = list(self.tried), 0
+        for way in self.tried:
+            self.seconds.pop(way, None)
+
+    def end_round(self) -> None:
+        """All that play have had their turn: the next round is without those that are hopeless, or cannot be gone."""
+        self.round += 1
+        medians = [median for way in self.tried if (median := self.median(way)) is not None]
+        longest = _HOPELESS.get(self.round, min(_HOPELESS.values())) * min(medians, default=0.0)
+        self.playing = [way for way in self.playing if way not in self.refused and not self._is_hopeless(way, longest)]
+        if self.round >= self.rounds and self._is_open():
+            self.playing = [self.tried[0], self._fastest()]
+
+    def _fastest(self) -> int:
+        medians = self.medians()
+        return min(medians, key=lambda way: medians[way])
+
+    def _is_open(self) -> bool:
+        """Whether another way seems faster than the first one, and turns of the two overlap."""
+        medians, first = self.medians(), self.tried[0]
+        if first not in medians:
+            return False
+        fastest = self._fastest()
+        return medians[fastest] <= _BETTER * medians[first] and not self._is_clear(fastest)
+
+    def _is_clear(self, way: int) -> bool:
+        """Whether a way's median is below the turns of the first one; of four of these, one may be below it."""
+        median, turns = self.medians()[way], self.seconds[self.tried[0]]
+        return sum(turn <= median for turn in turns) <= len(turns) // 4
+
+    def _is_hopeless(self, way: int, longest: float) -> bool:
+        """By its best turn. The first turn of the first way may be of the very first batches: one turn is too few."""
+        turns = self.seconds.get(way, [])
+        return len(turns) > (way == self.tried[0]) and min(turns) > longest
+
+    @property
+    def is_over(self) -> bool:
+        if self.round > 0 and len(self.playing) < 2:
+            return True
+        return self.round >= self.rounds and (self.round >= MOST_ROUNDS or not self._is_open())
 
     @property
     def turn(self) -> int:
@@ -39,12 +96,12 @@ class WayTrial:
 
     @property
     def num_batches(self) -> int:
-        """Of the whole trial."""
-        return self.turn * self.num_ways * self.rounds
+        """Of a round."""
+        return self.turn * len(self.playing)
 
     def way_of(self, number: int) -> int:
-        """The way that makes batch `number`, counted from the beginning of the trial."""
-        return number // self.turn % self.num_ways
+        """The way that makes batch `number`, counted from the beginning of the round."""
+        return self.playing[number // self.turn]
 
     def is_first(self, number: int) -> bool:
         """Whether a turn begins with this batch."""
@@ -73,21 +130,42 @@ class WayTrial:
 
         Of turns that not all have measured, the last are left out.
         """
-        joined = cls(trials[0].num_ways)
-        for way in range(joined.num_ways):
+        joined = cls(trials[0].num_ways, tried=list(trials[0].tried), refused=dict(trials[0].refused))
+        for way in joined.tried:
             turns = zip(*(trial.seconds.get(way, []) for trial in trials), strict=False)
             joined.seconds[way] = [max(turn) for turn in turns]
-        joined.refused = dict(trials[0].refused)
         return joined
 
     def best(self) -> int:
-        """The fastest way; the first one, where none is faster by more than noise, or it was not measured itself.
+        """The fastest of those that were tried; the first one, where none is faster by more than noise, or it was not
+        measured itself.
 
-        More than noise: a median below every turn of the first one, and below 0.98 of its median.
+        More than noise: a median below the turns of the first one (of four of these, one may be below it), and below
+        0.98 of their median.
         """
-        medians = {way: median for way in range(self.num_ways) if (median := self.median(way)) is not None}
-        if 0 not in medians:
-            return 0
-        fastest = min(medians, key=lambda way: medians[way])
-        is_faster = medians[fastest] <= _BETTER * medians[0] and medians[fastest] < min(self.seconds[0])
-        return fastest if is_faster else 0
+        first, medians = self.tried[0], self.medians()
+        if first not in medians:
+            return first
+        fastest = self._fastest()
+        return fastest if medians[fastest] <= _BETTER * medians[first] and self._is_clear(fastest) else first
+
+    def medians(self) -> dict[int, float]:
+        """Seconds a batch takes, of the ways that were tried and measured."""
+        return {way: median for way in self.tried if (median := self.median(way)) is not None}
+
+    def near(self, seconds: float) -> list[int]:
+        """Ways that might take `seconds` by now: measured at no more than twice that, or not measured yet."""
+        medians = {way: self.median(way) for way in range(self.num_ways) if way not in self.refused}
+        return [way for way, median in medians.items() if median is None or median <= min(_HOPELESS.values()) * seconds]
+
+    def to_json(self) -> dict[str, Any]:
+        """How far it is."""
+        return {"tried": list(self.tried), "playing": list(self.playing), "round": self.round}
+
+    def take(self, value: Mapping[str, Any]) -> None:
+        """Goes on where `to_json` was; ValueError for what is no trial of these ways."""
+        tried, playing, number = value["tried"], value["playing"], value["round"]
+        all_ways = range(self.num_ways)
+        if not tried or not set(playing) <= set(tried) <= set(all_ways) or number not in range(self.rounds + 1):
+            raise ValueError(f"this is no trial of {self.num_ways} ways: {dict(value)!r:.200}")
+        self.tried, self.playing, self.round = list(map(int, tried)), list(map(int, playing)), int(number)
