@@ -6,6 +6,7 @@ import json
 import shlex
 
 import pytest
+import torch
 
 from gnnsys.cli import main
 from gnnsys.graph import Graph, save, sbm, typed_graph
@@ -86,7 +87,9 @@ def test_bad_use_is_one_line(tmp_path, capsys):
     (tmp_path / "wrong.json").write_text('{"cores": 4, "speed": 9}')
     (tmp_path / "host.json").write_text('{"cores": 4, "host_gbs_per_core": 5, "host_gflops_per_core": 30}')
     memory = ["--memory", "1g"]
+    no_gpu = [] if torch.cuda.is_available() else [(["sbm-100", *memory], "describe one by --machine FILE")]
     for arguments, told in [
+        *no_gpu,
         ([], "name a DATASET, or describe one"),
         (["sbm-100", *PRODUCTS], "name a DATASET, or describe one"),
         ([*PRODUCTS], "--memory 24g"),
