@@ -46,11 +46,17 @@ class GraphBytes:
 def choose_for_batches(
     costs: OperatorCosts, model: ModelShape, batch: BatchSizes, graph: GraphBytes, device_bytes: float
 ) -> PlanComparison:
-    """All plans of mini-batches on a device with so much memory that can be taken."""
+    """All plans of mini-batches on a device with so much memory that can be taken.
+
+    Costs that have a `slow_down`, as a `MachineProfile` does, say what operators take beside each other.
+    """
     rules, refused = possible_rules(model, batch, graph, device_bytes)
     plans = {how.name: plan_batch(costs, model, batch, how) for how in rules}
     is_there = any(how.rows == "device" for how in rules)
-    compared = compare_batches(plans, default=WITHOUT_A_PLAN.name, refused=refused, mixes=not is_there)
+    compared = compare_batches(
+        plans, default=WITHOUT_A_PLAN.name, refused=refused, mixes=not is_there,
+        slow_down=getattr(costs, "slow_down", None),
+    )  # fmt: skip
     best = next(one.name for one in compared.estimates if not one.pattern)
     how = next(how for how in rules if how.name == best)
     room = max(0.0, MEMORY_SHARE * device_bytes)
