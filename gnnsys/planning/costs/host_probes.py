@@ -79,9 +79,9 @@ class HostProbes:
         self._out = on_host(self.rows.nbytes / 2)
         self._pool = pool
 
-    def all(self, points: int = POINTS) -> list[CostProbe]:
-        """Of every operator, the small sizes first."""
-        numbers, twice = (range(self.first, self.first + count) for count in (points, 2 * len(WIDTHS)))
+    def all(self, points: int = POINTS, by_width: int = 2 * len(WIDTHS)) -> list[CostProbe]:
+        """Of every operator, the small sizes first: so many `points`, `by_width` of those whose kernels look at it."""
+        numbers, twice = (range(self.first, self.first + count) for count in (points, by_width))
         made = [sorted(map(make, twice), key=work_of) for make in (self.gather, self.spmm)]
         made += [sorted(map(make, numbers), key=work_of) for make in (self.product, self.backward, self.optimizer)]
         if self._pool is not None:
@@ -92,7 +92,7 @@ class HostProbes:
         return spread(number, 0, ROWS[0], max(2 * ROWS[0], self._scale * ROWS[1]))
 
     def gather(self, number: int) -> CostProbe:
-        width = listed_width(number)
+        width = width_of(number, self.first)
         num_rows = int(min(self._rows_at(number), self._out.numel() // width))
         return self.gather_of(num_rows, width)
 
@@ -110,7 +110,7 @@ class HostProbes:
         return CostProbe("gather/host", sizes, lambda: gather_rows(table, next(ids), out=out))
 
     def spmm(self, number: int) -> CostProbe:
-        width = listed_width(number)
+        width = width_of(number, self.first)
         most = self.rows.numel() // width
         num_src = int(min(self._rows_at(number), most))
         num_edges = min(max(16, int(num_src * spread(number, 2, 1.0, 8.0))), most)
@@ -243,6 +243,11 @@ def sampling_threads(count: int) -> Iterator[SamplingThreads]:
     finally:
         threads._executor.shutdown(cancel_futures=True)
         torch.set_num_threads(before)
+
+
+def width_of(number: int, first: int) -> int:
+    """Widths that are listed for fitting, `first` being 0; for checking, every other one may be any."""
+    return listed_width(number) if first == 0 or number % 2 else width_at(number, 1)
 
 
 def backward_call(rows: Tensor, weight: Tensor, gradient: Tensor, input_gradient: bool) -> Callable[[], Any]:

@@ -20,7 +20,7 @@ from gnnsys.planning.costs.operators import CostContext, Operator, find_operator
 
 _VERSION = 1
 _ROUNDS = 2  # in which points far from all others come to count less
-_WIDTH_ROUNDS = 8  # of coefficients and factors of widths in turn
+_WIDTH_ROUNDS = 6  # of coefficients and factors of widths in turn
 _WORTH = 0.9  # of a simpler sum's leave-one-out error, for a longer sum to be taken
 _CLOSE = 0.05  # relative error, up to which points count alike
 _MOST_TERMS = 7
@@ -161,7 +161,7 @@ def _fit(operator: Operator, seen: Sequence[Observation], context: CostContext) 
 
 def _choose(columns: Array, basic: Sequence[int]) -> list[int]:
     """Which quantities to sum: the basic ones, and then whichever lowers the leave-one-out error most, while it is
-    worth it. Basic ones that have become of no use get a coefficient of zero.
+    worth it, less those that have become of no use.
 
     A point that is left out is taken not to change which coefficients are above zero. Then its error is that of the
     whole fit, divided by 1 - h, where h is its leverage. `_left_out` tells the error of what was chosen, fit by fit.
@@ -180,7 +180,8 @@ def _choose(columns: Array, basic: Sequence[int]) -> list[int]:
             break
         chosen += more
         best = error
-    return chosen
+    solution = nonnegative_least_squares(columns[:, chosen], np.ones(len(columns)))
+    return [at for at, value in zip(chosen, solution, strict=True) if value > 0]
 
 
 def _quick_error(columns: Array) -> float:
