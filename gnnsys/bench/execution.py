@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from gnnsys.bench import execution_schedules
+from gnnsys.bench import execution_costs, execution_schedules
 from gnnsys.bench.case import OURS, Benchmark, Case, NotHere, Side, Versus, value
 from gnnsys.bench.gpu.epoch import DeviceModel, Steps, epoch_seconds, first_epoch, steps_of, widths_of
 from gnnsys.bench.gpu.inputs import (
@@ -182,4 +182,6 @@ def _host_graph(work: Workload) -> Graph:
     return work.once("execution/host graph", make)
 
 
-BENCHMARKS: list[Benchmark] = [plain_script, capped, from_nothing, host_cores, *execution_schedules.BENCHMARKS]
+BENCHMARKS: list[Benchmark] = [
+    plain_script, capped, from_nothing, host_cores, *execution_costs.BENCHMARKS, *execution_schedules.BENCHMARKS,
+]  # fmt: skip

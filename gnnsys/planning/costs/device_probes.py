@@ -20,10 +20,11 @@ from gnnsys.planning.costs.host_probes import (
     optimizer_step,
     random_block,
     random_graph,
+    width_of,
     work_of,
 )
 from gnnsys.planning.costs.operators import CostContext
-from gnnsys.planning.costs.shapes import WIDTHS, halton, listed_width, spread, width_at
+from gnnsys.planning.costs.shapes import WIDTHS, halton, spread, width_at
 from gnnsys.planning.costs.timing import CostProbe
 
 _MB = 1 << 20
@@ -45,9 +46,9 @@ class DeviceProbes:
         self._out = torch.empty(size // 8, dtype=torch.float32, device=device)
         self.pinned = torch.empty(_PINNED_BYTES // 4, dtype=torch.float32, device="cpu", pin_memory=True).fill_(1.0)
 
-    def all(self, points: int = POINTS) -> list[CostProbe]:
-        """Of every operator, the small sizes first."""
-        numbers, twice = (range(self.first, self.first + count) for count in (points, 2 * len(WIDTHS)))
+    def all(self, points: int = POINTS, by_width: int = 2 * len(WIDTHS)) -> list[CostProbe]:
+        """Of every operator, the small sizes first: so many `points`, `by_width` of those whose kernels look at it."""
+        numbers, twice = (range(self.first, self.first + count) for count in (points, by_width))
         made = [sorted(map(make, twice), key=work_of) for make in (self.gather, self.over_bus, self.spmm)]
         made += [
             sorted(map(make, numbers), key=work_of)
@@ -61,13 +62,13 @@ class DeviceProbes:
         return [probe for some in made for probe in some]
 
     def gather(self, number: int) -> CostProbe:
-        return self.gather_of(int(spread(number, 0, *ROWS)), listed_width(number))
+        return self.gather_of(int(spread(number, 0, *ROWS)), width_of(number, self.first))
 
     def gather_of(self, num_rows: int, width: int) -> CostProbe:
         return self._gathering("gather/device", self.rows, num_rows, width)
 
     def over_bus(self, number: int) -> CostProbe:
-        return self.over_bus_of(int(spread(number, 0, *ROWS)), listed_width(number))
+        return self.over_bus_of(int(spread(number, 0, *ROWS)), width_of(number, self.first))
 
     def over_bus_of(self, num_rows: int, width: int) -> CostProbe:
         return self._gathering("gather/bus", self.pinned, num_rows, width)
@@ -102,7 +103,7 @@ class DeviceProbes:
         return self._probe("gather/cached", sizes, lambda: gather_cached(cache, slots, table, ids, out))
 
     def spmm(self, number: int) -> CostProbe:
-        width = listed_width(number)
+        width = width_of(number, self.first)
         most = self.rows.numel() // width
         num_src = int(min(spread(number, 0, *ROWS), most))
         num_edges = max(16, min(int(num_src * spread(number, 2, 1.0, 8.0)), most))

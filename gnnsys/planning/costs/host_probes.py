@@ -60,30 +60,40 @@ def random_graph(num_nodes: int, num_edges: int, skew: float, generator: torch.G
 class HostProbes:
     """Makes probes. `rows` is memory that tables of any width are views of, several times the last cache.
 
-    `first` is where in the sequence of shapes to begin: other shapes for checking than for fitting.
+    `first` is where in the sequence of shapes to begin: other shapes for checking than for fitting. A `scale` below 1
+    makes the largest sizes smaller, for those who have little time.
     """
 
     def __init__(
-        self, context: CostContext, pool: SamplingThreads | None = None, *, first: int = 0, seed: int = 0
+        self,
+        context: CostContext,
+        pool: SamplingThreads | None = None,
+        *,
+        first: int = 0,
+        seed: int = 0,
+        scale: float = 1.0,
     ) -> None:
-        self.context, self.first = context, first
+        self.context, self.first, self._scale = context, first, scale
         self.generator = torch.Generator("cpu").manual_seed(seed)
-        self.rows = on_host(min(max(4 * context.last_cache, 256 * _MB), 1024 * _MB))
+        self.rows = on_host(scale * min(max(4 * context.last_cache, 256 * _MB), 1024 * _MB))
         self._out = on_host(self.rows.nbytes / 2)
         self._pool = pool
 
-    def all(self, points: int = POINTS) -> list[CostProbe]:
-        """Of every operator, the small sizes first."""
-        numbers, twice = (range(self.first, self.first + count) for count in (points, 2 * len(WIDTHS)))
+    def all(self, points: int = POINTS, by_width: int = 2 * len(WIDTHS)) -> list[CostProbe]:
+        """Of every operator, the small sizes first: so many `points`, `by_width` of those whose kernels look at it."""
+        numbers, twice = (range(self.first, self.first + count) for count in (points, by_width))
         made = [sorted(map(make, twice), key=work_of) for make in (self.gather, self.spmm)]
         made += [sorted(map(make, numbers), key=work_of) for make in (self.product, self.backward, self.optimizer)]
         if self._pool is not None:
             made.append(self.samples(self.graphs(), numbers))
         return [probe for some in made for probe in some]
 
+    def _rows_at(self, number: int) -> float:
+        return spread(number, 0, ROWS[0], max(2 * ROWS[0], self._scale * ROWS[1]))
+
     def gather(self, number: int) -> CostProbe:
-        width = listed_width(number)
-        num_rows = int(min(spread(number, 0, *ROWS), self._out.numel() // width))
+        width = width_of(number, self.first)
+        num_rows = int(min(self._rows_at(number), self._out.numel() // width))
         return self.gather_of(num_rows, width)
 
     def gather_of(self, num_rows: int, width: int) -> CostProbe:
@@ -100,9 +110,9 @@ class HostProbes:
         return CostProbe("gather/host", sizes, lambda: gather_rows(table, next(ids), out=out))
 
     def spmm(self, number: int) -> CostProbe:
-        width = listed_width(number)
+        width = width_of(number, self.first)
         most = self.rows.numel() // width
-        num_src = int(min(spread(number, 0, *ROWS), most))
+        num_src = int(min(self._rows_at(number), most))
         num_edges = min(max(16, int(num_src * spread(number, 2, 1.0, 8.0))), most)
         num_dst = max(1, int(num_edges / spread(number, 3, 2.0, 20.0)))
         if number % 3 == 0:
@@ -112,6 +122,7 @@ class HostProbes:
     def spmm_of(self, csc: CSC, width: int) -> CostProbe:
         """The sums of a block, where its rows fit what there is: other rows every time, as of batches."""
         size = csc.num_src * width
+        assert size <= self.rows.numel(), "these rows do not fit"
         first = range(0, self.rows.numel() - size + 1, max(1, size))[:_MOST_TABLES]
         tables = itertools.cycle([self.rows[at : at + size].view(-1, width) for at in first])
         sizes = {"edges": csc.num_edges, "destinations": csc.num_dst, "width": width, "sources": csc.num_src}
@@ -124,7 +135,7 @@ class HostProbes:
             self._out.numel() // width,
             _MACS_PER_THREAD * self.context.threads / inner / width,
         )
-        return max(64, int(min(spread(number, 0, *ROWS), most))), inner, width
+        return max(64, int(min(self._rows_at(number), most))), inner, width
 
     def product(self, number: int) -> CostProbe:
         return self.product_of(*self._product_shape(number))
@@ -150,12 +161,12 @@ class HostProbes:
         return CostProbe("backward/host", sizes, backward_call(rows, weight, gradient, input_gradient))
 
     def optimizer(self, number: int) -> CostProbe:
-        count = int(spread(number, 0, 1e3, 4e6))
+        count = int(spread(number, 0, 1e3, max(2e3, self._scale * 4e6)))
         return CostProbe("optimizer/host", {"parameters": count}, optimizer_step(count, torch.device("cpu")))
 
     def graphs(self) -> list[CSC]:
         """A large one, beyond all caches, whose sources are even, and a small one whose sources crowd."""
-        num_edges = min(max(3 * self.context.last_cache, 64 * _MB), 768 * _MB) // 4
+        num_edges = int(self._scale * min(max(3 * self.context.last_cache, 64 * _MB), 768 * _MB)) // 4
         small = max(1 << 16, self.context.last_cache // 32)
         return [
             random_graph(num_edges // 24, num_edges, 1.0, self.generator),
@@ -168,7 +179,7 @@ class HostProbes:
         for number in numbers:
             csc = graphs[number % len(graphs)]
             fanouts = FANOUTS[number % len(FANOUTS)]
-            num_seeds = int(min(spread(number, 0, 64, 8192), csc.num_dst / 4))
+            num_seeds = int(min(spread(number, 0, 64, max(128, self._scale * 8192)), csc.num_dst / 4))
             made.append(self.sample_of(csc, fanouts, num_seeds))
         return sorted(made, key=work_of)
 
@@ -232,6 +243,11 @@ def sampling_threads(count: int) -> Iterator[SamplingThreads]:
     finally:
         threads._executor.shutdown(cancel_futures=True)
         torch.set_num_threads(before)
+
+
+def width_of(number: int, first: int) -> int:
+    """Widths that are listed for fitting, `first` being 0; for checking, every other one may be any."""
+    return listed_width(number) if first == 0 or number % 2 else width_at(number, 1)
 
 
 def backward_call(rows: Tensor, weight: Tensor, gradient: Tensor, input_gradient: bool) -> Callable[[], Any]:

@@ -20,7 +20,8 @@ from gnnsys.planning.costs.timing import CostProbe, ProbeTimer, time_probes
 
 BUDGET_SECONDS = 20.0
 _FOR_PAIRS = 0.15  # of the budget
-_RESERVE = 0.5  # seconds: the fit, and the call under way when time is up
+_FULL_SECONDS = 10.0  # from which sizes are as large as those of batches
+_RESERVE = 1.0  # seconds: the fit, and the call under way when time is up
 
 
 def profile_machine(
@@ -31,7 +32,7 @@ def profile_machine(
     clock: Callable[[], float] = time.perf_counter,
 ) -> MachineProfile:
     """Measures what operators cost here: on the host by `threads` threads (all cores, where nobody says), and on
-    `device`. Takes `budget_seconds` at most. `clock` is that of host operators."""
+    `device`. Takes `budget_seconds` at most, unless they are very few. `clock` is that of host operators."""
     began = time.perf_counter()
     threads = num_usable_cores() if threads is None else threads
     if threads < 1:
@@ -40,13 +41,14 @@ def profile_machine(
         raise ValueError(f"profiling {device} needs CUDA kernels; {WHY_NO_KERNELS}. Or leave device away")
     context = context_of(device, threads)
     with compute_threads(threads), sampling_threads(threads) as pool, torch.no_grad():
-        host = HostProbes(context, pool)
+        host = HostProbes(context, pool, scale=min(1.0, budget_seconds / _FULL_SECONDS))
         probes = host.all()
         there = None if device is None else DeviceProbes(device, context)
         if there is not None:
             probes += there.all()
         for_pairs = _FOR_PAIRS * budget_seconds
-        seen = time_probes(probes, began + budget_seconds - for_pairs - _RESERVE, ProbeTimer(device, clock))
+        deadline = began + budget_seconds - for_pairs - min(_RESERVE, 0.1 * budget_seconds)
+        seen = time_probes(probes, deadline, ProbeTimer(device, clock))
         pairs = measure_pairs(_of_pairs(host, there), HOST_PAIRS + DEVICE_PAIRS, for_pairs, threads)
     costs = CostModel.fit(seen, context)
     if device is not None:
@@ -57,10 +59,14 @@ def profile_machine(
 
 def _of_pairs(host: HostProbes, there: DeviceProbes | None) -> dict[str, CostProbe]:
     """One call of each operator, of some milliseconds."""
-    block = random_block(120_000, 20_000, 80_000, host.generator)
-    probes = [host.spmm_of(block, 100), host.product_of(10_000, 100, 64)]
-    graph = random_graph(200_000, 4_000_000, 1.0, host.generator)
-    probes.append(host.sample_of(graph, (15, 10), 256))
+    num_rows = min(80_000, host.rows.numel() // 200)
+    block = random_block(num_rows * 3 // 2, num_rows // 4, num_rows, host.generator)
+    graph = random_graph(2 * num_rows, 40 * num_rows, 1.0, host.generator)
+    probes = [
+        host.spmm_of(block, 100),
+        host.product_of(num_rows // 8, 100, 64),
+        host.sample_of(graph, (15, 10), max(16, num_rows // 300)),
+    ]
     if there is not None:
         large = random_block(1_000_000, 160_000, 640_000, host.generator)
         probes += [
