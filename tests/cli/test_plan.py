@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import shlex
 
 import pytest
 import torch
 
 from gnnsys.cli import main
 from gnnsys.graph import Graph, save, sbm, typed_graph
-from tests.planning.machines import FOLDER
-from tests.support.docs import ROOT, blocks
+from tests.planning.machines import FOLDER, printed_by, shown_on_page
 
 H200, M1 = str(FOLDER / "h200.json"), str(FOLDER / "m1-rates.json")
 PRODUCTS = ["--sizes", "nodes=2449029,edges=123718280,features=100,classes=47", "--machine", H200]
@@ -69,14 +67,11 @@ def test_rates_of_a_data_sheet_are_a_machine(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["what"] == "batch", "nothing else is printed"
 
 
-def test_what_the_documentation_shows_is_what_is_printed(monkeypatch, capsys):
-    monkeypatch.chdir(ROOT)
-    shown = [block.text for block in blocks(ROOT / "docs" / "schedules.md") if block.language == "console"]
+def test_what_the_documentation_shows_is_what_is_printed():
+    shown = shown_on_page()
     assert len(shown) == 3
-    for text in shown:
-        line, _, output = text.partition("\n")
-        assert main(shlex.split(line)[2:]) == 0
-        assert capsys.readouterr().out == output
+    for line, output in shown.items():
+        assert printed_by(line) == output, "python -m tests.planning.machines writes it anew"
 
 
 def test_bad_use_is_one_line(tmp_path, capsys):

@@ -194,4 +194,4 @@ def test_a_report_is_a_table_and_json_has_the_same(tmp_path):
 @pytest.mark.parametrize("name", PROFILES)
 def test_profiles_in_the_documentation_are_of_the_figures(name):
     kept = MachineProfile.load(FOLDER / f"{name}.json")
-    assert kept.to_json() == json.loads(json.dumps(PROFILES[name]().to_json()))
+    assert kept.to_json() == json.loads(json.dumps(PROFILES[name]().to_json())), "python -m tests.planning.machines"
