@@ -42,13 +42,13 @@ def test_a_real_graph_is_sampled_for_its_sizes_and_its_hottest_rows_are_cached(t
     assert "3,000 nodes" in shown and "a cache has" in shown and "64 seeds" in shown
     assert any(plan["name"].startswith("split") for plan in found["plans"])
     assert found["chosen"] in [plan["name"] for plan in found["plans"]] and found["bound"]["seconds"] > 0
-    assert found["model"] == [32, 16, sbm(10).info["num_classes"]]
+    assert found["model"] == ["sage", 32, 16, sbm(10).info["num_classes"]] and found["memory"] == 600 << 10
 
 
 def test_the_papers_machine_makes_the_papers_choice_beside_the_better_order(capsys):
     assert main(["plan", *PHYSICS, "--machine", M1, "--memory", "12g"]) == 0
     shown = capsys.readouterr().out
-    assert "DAHA's choice, of the plans that copy rows every epoch: pre-transform" in shown
+    assert "of DAHA's plans, which copy rows every epoch, pre-transform is the fastest" in shown
     assert "order alone, A(HW) on the GPU" in shown and "rows stay on the device; pure GPU" in shown
 
 

@@ -70,7 +70,8 @@ def run(args: argparse.Namespace) -> int:
         print(_heading(args, machine, model, given, sizes, memory))
         print(compared.report())
     if args.json is not None:
-        told = json.dumps({"machine": machine.machine.source, "model": model.widths, **compared.to_json()}, indent=1)
+        asked = {"graph": given._asdict(), "model": [model.kind, *model.widths], "memory": memory}
+        told = json.dumps({"machine": machine.machine.source, **asked, **compared.to_json()}, indent=1)
         print(told) if args.json == "-" else Path(args.json).write_text(told + "\n", encoding="utf-8")
     return 0
 
