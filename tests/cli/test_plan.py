@@ -26,6 +26,17 @@ def test_it_compares_all_plans_of_a_graph_that_is_described(capsys):
     assert "times as fast as without a plan" in chosen and "pre-transform" not in chosen
 
 
+def test_ranks_share_cores_and_bus(capsys):
+    plans = []
+    for ranks in ("1", "4"):
+        assert main(["plan", *PRODUCTS, "--memory", "1g", "--ranks", ranks, "--json", "-"]) == 0
+        plans.append({one["name"]: one for one in json.loads(capsys.readouterr().out)["plans"]})
+    for name in plans[0].keys() & plans[1].keys() - {"mix"}:
+        alone, shared = plans[0][name]["busy"], plans[1][name]["busy"]
+        assert shared["gpu"] == alone["gpu"] and shared["bus up"] >= alone["bus up"]
+        assert shared["cores"] >= alone["cores"] and sum(shared.values()) > sum(alone.values())
+
+
 def test_with_room_for_all_it_is_pure_gpu_and_says_so(capsys):
     assert main(["plan", *PRODUCTS, "--memory", "100g"]) == 0
     shown = capsys.readouterr().out
@@ -95,6 +106,7 @@ def test_bad_use_is_one_line(tmp_path, capsys):
         ([*PRODUCTS, *memory, "--fanouts", "a,b,c"], "whole numbers with commas"),
         ([*PRODUCTS, *memory, "--device", "cpu"], 'execution="auto"'),
         ([*PRODUCTS, *memory, "--batch-size", "0"], "at least 1"),
+        ([*PRODUCTS, *memory, "--ranks", "0"], "--ranks must be at least 1"),
         ([*PRODUCTS, *memory, "--forward"], "--full-graph"),
         ([*PRODUCTS, *memory, "--json", str(tmp_path / "no" / "where.json")], "does not exist"),
         (["--sizes", "nodes=10,edges=5", "--machine", H200, *memory], "needs features=N"),

@@ -46,7 +46,9 @@ def _exhaustive(batches):
     for least, number in sorted((least_seconds(graphs), number) for number, graphs in enumerate(choices)):
         if least >= best:
             return best
-        best = min(best, best_schedule(choices[number], exact_up_to=6, most_nodes=3000).seconds)
+        found = best_schedule(choices[number], exact_up_to=6, most_nodes=30_000)
+        assert found.is_exact
+        best = min(best, found.seconds)
     return best
 
 
