@@ -49,7 +49,7 @@ class DeviceProbes:
         self.pinned = torch.empty(_PINNED_BYTES // 4, dtype=torch.float32, device="cpu", pin_memory=True).fill_(1.0)
 
     def all(self, points: int = POINTS, by_width: int = len(WIDTHS)) -> list[CostProbe]:
-        """Of every operator, the small sizes first: so many `points`; of gathers twice `by_width`, of sums three times."""
+        """Of every operator, the small sizes first: `points` each, of gathers twice `by_width`, of sums three times."""
         numbers, twice = (range(self.first, self.first + count) for count in (points, 2 * by_width))
         made = [sorted(map(make, twice), key=work_of) for make in (self.gather, self.over_bus)]
         made.append(sorted(map(self.spmm, range(self.first, self.first + 3 * by_width)), key=work_of))

@@ -88,7 +88,7 @@ class HostProbes:
         self._pool = pool
 
     def all(self, points: int = POINTS, by_width: int = len(WIDTHS)) -> list[CostProbe]:
-        """Of every operator, the small sizes first: so many `points`; of gathers twice `by_width`, of sums three times."""
+        """Of every operator, the small sizes first: `points` each, of gathers twice `by_width`, of sums three times."""
         numbers, twice = (range(self.first, self.first + count) for count in (points, 2 * by_width))
         made = [sorted(map(self.gather, twice), key=work_of)]
         made.append(sorted(map(self.spmm, range(self.first, self.first + 3 * by_width)), key=work_of))
