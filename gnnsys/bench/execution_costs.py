@@ -156,12 +156,12 @@ def _unseen(host: HostProbes, there: DeviceProbes | None, blocks: list[CSC], gra
     batches = [(csc, fanouts, seeds) for csc in graphs for fanouts, seeds in _BATCHES]
     probes = [host.spmm_of(block, width) for block, width in fits]
     probes += [host.sample_of(csc, fanouts, seeds) for csc, fanouts, seeds in batches]
-    others = host.all(_POINTS, _POINTS)
+    others = host.all(_POINTS, _POINTS // 2)
     if there is not None:
         probes += [there.spmm_of(block, width) for block, width in fits]
         for is_pinned in (False, True):
             probes += [there.sample_of(csc, fanouts, 4 * seeds, is_pinned) for csc, fanouts, seeds in batches]
-        others += there.all(_POINTS, _POINTS)
+        others += there.all(_POINTS, _POINTS // 2)
     return probes + [probe for probe in others if not probe.operator.startswith("sample/")]
 
 

@@ -1,6 +1,7 @@
 """Planning: what runs where, from what this machine can do and what was measured. `execution` plans one process,
 `costs` says what operators cost."""
 
+from gnnsys.planning import costs
 from gnnsys.planning.costs import (
     CostContext,
     CostModel,
@@ -8,11 +9,11 @@ from gnnsys.planning.costs import (
     CubicCost,
     DeviceProbes,
     HostProbes,
-    MachineFacts,
     MachineProfile,
     Observation,
     OperatorCost,
     ProbeTimer,
+    ProfiledMachine,
     TransferCost,
     compute_threads,
     machine_profile,
@@ -79,7 +80,6 @@ __all__ = [
     "GroupedPlan",
     "HostProbes",
     "LayerSize",
-    "MachineFacts",
     "MachineProfile",
     "Memory",
     "ModelShape",
@@ -91,6 +91,7 @@ __all__ = [
     "PlanEstimate",
     "PlanGraph",
     "ProbeTimer",
+    "ProfiledMachine",
     "Rates",
     "RuleShares",
     "SamplingForecast",
@@ -109,6 +110,7 @@ __all__ = [
     "choose_for_epochs",
     "compare_batches",
     "compute_threads",
+    "costs",
     "expected_sizes",
     "is_given",
     "least_seconds",

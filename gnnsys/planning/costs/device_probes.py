@@ -17,9 +17,11 @@ from gnnsys.planning.costs.host_probes import (
     POINTS,
     ROWS,
     backward_call,
+    is_straight,
     optimizer_step,
     random_block,
     random_graph,
+    random_sums,
     width_of,
     work_of,
 )
@@ -46,10 +48,11 @@ class DeviceProbes:
         self._out = torch.empty(size // 8, dtype=torch.float32, device=device)
         self.pinned = torch.empty(_PINNED_BYTES // 4, dtype=torch.float32, device="cpu", pin_memory=True).fill_(1.0)
 
-    def all(self, points: int = POINTS, by_width: int = 2 * len(WIDTHS)) -> list[CostProbe]:
-        """Of every operator, the small sizes first: so many `points`, `by_width` of those whose kernels look at it."""
-        numbers, twice = (range(self.first, self.first + count) for count in (points, by_width))
-        made = [sorted(map(make, twice), key=work_of) for make in (self.gather, self.over_bus, self.spmm)]
+    def all(self, points: int = POINTS, by_width: int = len(WIDTHS)) -> list[CostProbe]:
+        """Of every operator, the small sizes first: `points` each, of gathers twice `by_width`, of sums three times."""
+        numbers, twice = (range(self.first, self.first + count) for count in (points, 2 * by_width))
+        made = [sorted(map(make, twice), key=work_of) for make in (self.gather, self.over_bus)]
+        made.append(sorted(map(self.spmm, range(self.first, self.first + 3 * by_width)), key=work_of))
         made += [
             sorted(map(make, numbers), key=work_of)
             for make in (self.cached, self.product, self.backward, self.optimizer, self.compact)
@@ -108,6 +111,8 @@ class DeviceProbes:
         num_src = int(min(spread(number, 0, *ROWS), most))
         num_edges = max(16, min(int(num_src * spread(number, 2, 1.0, 8.0)), most))
         num_dst = max(1, int(num_edges / spread(number, 3, 2.0, 20.0)))
+        if is_straight(number):
+            return self.spmm_of(random_sums(num_edges, num_dst, most, self.generator), width)
         return self.spmm_of(random_block(num_edges, num_dst, num_src, self.generator), width)
 
     def spmm_of(self, csc: CSC, width: int) -> CostProbe:

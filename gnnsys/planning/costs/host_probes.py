@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import EDGE, NODE, Graph
-from gnnsys.ops import CSC, gather_rows, spmm
+from gnnsys.ops import CSC, IdTable, gather_rows, spmm
 from gnnsys.planning.costs.operators import CostContext
 from gnnsys.planning.costs.shapes import WIDTHS, listed_width, spread, width_at
 from gnnsys.planning.costs.timing import CostProbe
@@ -34,7 +34,15 @@ def on_host(tensor_bytes: float) -> Tensor:
 
 
 def random_block(num_edges: int, num_dst: int, num_src: int, generator: torch.Generator) -> CSC:
-    """Edges between any two nodes."""
+    """Edges from any of `num_src` nodes. Those that have one are left, in the order of edges, as in a batch."""
+    csc = random_sums(num_edges, num_dst, num_src, generator)
+    table = IdTable(num_src, room=min(num_src, num_edges))
+    local, fresh = table.insert(csc.indices)
+    return CSC(csc.indptr, local.to(torch.int32), fresh.numel())
+
+
+def random_sums(num_edges: int, num_dst: int, num_src: int, generator: torch.Generator) -> CSC:
+    """Edges from any of `num_src` rows of a table, as of a batch that is summed straight from there."""
     dst = torch.randint(num_dst, (num_edges,), generator=generator, device="cpu")
     indptr = torch.zeros(num_dst + 1, dtype=torch.int64, device="cpu")
     torch.cumsum(torch.bincount(dst, minlength=num_dst), 0, out=indptr[1:])
@@ -79,10 +87,11 @@ class HostProbes:
         self._out = on_host(self.rows.nbytes / 2)
         self._pool = pool
 
-    def all(self, points: int = POINTS, by_width: int = 2 * len(WIDTHS)) -> list[CostProbe]:
-        """Of every operator, the small sizes first: so many `points`, `by_width` of those whose kernels look at it."""
-        numbers, twice = (range(self.first, self.first + count) for count in (points, by_width))
-        made = [sorted(map(make, twice), key=work_of) for make in (self.gather, self.spmm)]
+    def all(self, points: int = POINTS, by_width: int = len(WIDTHS)) -> list[CostProbe]:
+        """Of every operator, the small sizes first: `points` each, of gathers twice `by_width`, of sums three times."""
+        numbers, twice = (range(self.first, self.first + count) for count in (points, 2 * by_width))
+        made = [sorted(map(self.gather, twice), key=work_of)]
+        made.append(sorted(map(self.spmm, range(self.first, self.first + 3 * by_width)), key=work_of))
         made += [sorted(map(make, numbers), key=work_of) for make in (self.product, self.backward, self.optimizer)]
         if self._pool is not None:
             made.append(self.samples(self.graphs(), numbers))
@@ -115,8 +124,8 @@ class HostProbes:
         num_src = int(min(self._rows_at(number), most))
         num_edges = min(max(16, int(num_src * spread(number, 2, 1.0, 8.0))), most)
         num_dst = max(1, int(num_edges / spread(number, 3, 2.0, 20.0)))
-        if number % 3 == 0:
-            num_src = most  # straight from a table that has more than a batch asks for
+        if is_straight(number):
+            return self.spmm_of(random_sums(num_edges, num_dst, most, self.generator), width)
         return self.spmm_of(random_block(num_edges, num_dst, num_src, self.generator), width)
 
     def spmm_of(self, csc: CSC, width: int) -> CostProbe:
@@ -243,6 +252,11 @@ def sampling_threads(count: int) -> Iterator[SamplingThreads]:
     finally:
         threads._executor.shutdown(cancel_futures=True)
         torch.set_num_threads(before)
+
+
+def is_straight(number: int) -> bool:
+    """Whether rows are summed straight from a table that has more than a batch asks for: a third, of all widths."""
+    return (number + number // len(WIDTHS)) % 3 == 0
 
 
 def width_of(number: int, first: int) -> int:

@@ -186,8 +186,8 @@ def _choose(columns: Array, basic: Sequence[int]) -> list[int]:
 
 def _quick_error(columns: Array) -> float:
     solution = nonnegative_least_squares(columns, np.ones(len(columns)))
-    used = columns[:, solution > 0]
-    orthogonal, _ = np.linalg.qr(used / np.sqrt((used**2).sum(axis=0)))
+    used = columns[:, (solution > 0) & (columns.max(axis=0) > 0)]
+    orthogonal, _ = np.linalg.qr(used / used.max(axis=0))
     leverage = np.minimum((orthogonal**2).sum(axis=1), _MOST_LEVERAGE)
     return float(np.mean(np.abs(1.0 - columns @ solution) / (1.0 - leverage)))
 

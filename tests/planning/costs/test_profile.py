@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from gnnsys.planning import CostModel, MachineFacts, MachineProfile, OperatorCost
+from gnnsys.planning import CostModel, MachineProfile, OperatorCost, ProfiledMachine
 from gnnsys.planning.costs.operators import OPERATORS
 from tests.planning.costs import published
 
@@ -22,7 +22,7 @@ def two_costs(threads: int, cores: int) -> MachineProfile:
         "copy/up": OperatorCost({"call": 1e-5, "bytes": 1e-10}),
         "spmm/device": OperatorCost({"bytes": 1e-12}),
     }
-    facts = MachineFacts("a processor", cores, threads, "a GPU", "1.2", "2.11", "avx2")
+    facts = ProfiledMachine("a processor", cores, threads, "a GPU", "1.2", "2.11", "avx2")
     return MachineProfile(facts, CostModel(costs), {("spmm/host", "copy/up"): 1.5}, 3.0)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import stat
-import threading
 from pathlib import Path
 
 import pytest
@@ -77,9 +76,12 @@ def test_probes_have_the_sizes_of_what_they_call():
     with sampling_threads(2) as pool:
         host = HostProbes(context, pool, scale=0.01)
         block = random_block(500, 40, 300, host.generator)
-        assert block.num_edges == 500 and block.num_dst == 40 and int(block.indices.max()) < 300
+        assert block.num_edges == 500 and block.num_dst == 40 and 200 < block.num_src <= 300
+        _, at = block.indices.unique(return_inverse=True)
+        assert torch.equal(at.to(torch.int32), block.indices), "every source has an edge"
+        assert torch.equal(block.indices.cummax(0)[0].unique(), torch.arange(block.num_src, dtype=torch.int32))
         probe = host.spmm_of(block, 8)
-        assert probe.sizes == {"edges": 500, "destinations": 40, "width": 8, "sources": 300}
+        assert probe.sizes == {"edges": 500, "destinations": 40, "width": 8, "sources": block.num_src}
         assert probe.call().shape == (40, 8)
         gather = host.gather_of(100, 16)
         assert gather.sizes["rows"] == 100 and gather.sizes["row_bytes"] == 64 and gather.call().shape == (100, 16)
@@ -122,18 +124,23 @@ def test_sizes_that_take_too_long_are_left_out_but_for_a_few():
     assert all(len(probe.seconds) == 1 for probe in probes[:6])
 
 
-def test_operators_that_wait_for_each_other_slow_each_other_down():
-    """Two that hold one lock while they work take turns; two that do not, as far as they know, are not slowed."""
-    lock = threading.Lock()
+def test_pairs_are_called_alone_and_beside_each_other():
+    beside: set[str] = set()
+    at_work = dict.fromkeys(("sample/host", "spmm/host"), False)
 
-    def locked() -> None:
-        with lock:
-            torch.ones(200_000, device="cpu").sum()
+    def make(name: str) -> CostProbe:
+        def call() -> None:
+            at_work[name] = True
+            torch.ones(20_000, device="cpu").sum()
+            beside.update(other for other, works in at_work.items() if works and other != name)
+            at_work[name] = False
 
-    probes = {name: CostProbe(name, {}, locked) for name in ("sample/host", "spmm/host")}
-    found = pairs.measure_pairs(probes, pairs.HOST_PAIRS, 0.05, 1)
-    assert set(found) == {("sample/host", "spmm/host"), ("spmm/host", "sample/host")}
-    assert all(factor >= 1.0 for factor in found.values()) and max(found.values()) > 1.2
+        return CostProbe(name, {}, call)
+
+    found = pairs.measure_pairs({name: make(name) for name in at_work}, pairs.HOST_PAIRS, 0.05, 1)
+    assert set(found) == {("sample/host", "spmm/host"), ("spmm/host", "sample/host")}, "only what there are probes of"
+    assert all(factor >= 1.0 for factor in found.values()) and beside == set(at_work)
+    assert pairs._rate([0.0, 1.0, 2.0, 4.0]) == 0.75
 
 
 def test_what_a_pair_raises_is_raised_here():
