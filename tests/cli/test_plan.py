@@ -56,6 +56,16 @@ def test_a_real_graph_is_sampled_for_its_sizes_and_its_hottest_rows_are_cached(t
     assert found["model"] == ["sage", 32, 16, sbm(10).info["num_classes"]] and found["memory"] == 600 << 10
 
 
+@pytest.mark.parametrize("kind", ["sage", "gcn", "gin", "gat"])
+def test_a_graph_without_edges_can_be_planned(kind, tmp_path, capsys):
+    alone = Graph.from_edge_index(torch.empty(2, 0, dtype=torch.int64), 40, {"x": torch.ones(40, 3)})
+    save(alone, tmp_path / "graph")
+    for more in (["--memory", "1k"], ["--memory", "1g"], ["--memory", "1k", "--full-graph"]):
+        model = ["--model", f"{kind}:8x2", "--batch-size", "16"]
+        assert main(["plan", str(tmp_path / "graph"), *model, "--machine", H200, *more]) == 0
+        assert "chosen: " in capsys.readouterr().out
+
+
 def test_the_papers_machine_makes_the_papers_choice_beside_the_better_order(capsys):
     assert main(["plan", *PHYSICS, "--machine", M1, "--memory", "12g"]) == 0
     shown = capsys.readouterr().out

@@ -68,7 +68,7 @@ def _turns(
     costs: OperatorCosts, model: ModelShape, batch: BatchSizes, how: BatchRule, *, overlapped: float, budget: float
 ) -> str:
     """What groups of batches would take that host and device sample together, before any of them trains."""
-    edges, nodes, hops = batch.sampled_edges, batch.layers[0].sources, len(batch.layers)
+    edges, nodes, hops = max(1.0, batch.sampled_edges), batch.layers[0].sources, len(batch.layers)
     by_device = how.sampling if how.sampling != "host" else "pinned"
     host, device = (
         costs.seconds(f"sample/{who}", edges=edges, nodes=nodes, hops=hops) for who in ("host", by_device)
@@ -133,7 +133,8 @@ def choose_for_epochs(
                 plan = plan_epoch(costs, model, size, rule, rows, trains=trains)
                 plans[rule, rows] = _estimate(plan, epochs)
     if fits:
-        refused |= {f"{rule}, {KEPT}": "the host would work on rows that it does not have" for rule in PAPER_RULES[1:]}
+        lacks = "the host would work on rows that it does not have"
+        refused |= {f"{rule}, {KEPT}": lacks for rule in PAPER_RULES[1:] if rule not in refused}
     ours = {key: one for key, one in plans.items() if key[1] != COPIED}
     chosen = min(ours.values(), key=lambda one: one.seconds)
     honest = next((plans[key] for key in ((TRANSFORM_FIRST, KEPT), (TRANSFORM_FIRST, STREAMED)) if key in plans), None)

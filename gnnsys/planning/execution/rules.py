@@ -116,7 +116,7 @@ def plan_batch(costs: OperatorCosts, model: ModelShape, batch: BatchSizes, how: 
 
 def _sample(made: OperationList, batch: BatchSizes, sampling: str) -> After:
     """Structure, where it was sampled."""
-    edges, nodes, hops = batch.sampled_edges, batch.layers[0].sources, len(batch.layers)
+    edges, nodes, hops = max(1.0, batch.sampled_edges), batch.layers[0].sources, len(batch.layers)
     return made.add(f"sample/{sampling}", SAMPLING[sampling], (), edges=edges, nodes=nodes, hops=hops)
 
 
