@@ -21,6 +21,7 @@ from gnnsys.sampling import NeighborSampler, SampleKey
 
 POINTS = 14  # of each operator
 ROWS = (1e3, 1e6)
+MOST_EDGES = 2_000_000  # of a sum
 FANOUTS = ((15, 10, 5), (10, 10), (25,), (5, 5, 5), (20, 10))
 _MOST_TABLES = 64
 _VARIANTS = 4  # of the ids of a small gather: the next batch asks for other rows
@@ -122,7 +123,7 @@ class HostProbes:
         width = width_of(number, self.first)
         most = self.rows.numel() // width
         num_src = int(min(self._rows_at(number), most))
-        num_edges = min(max(16, int(num_src * spread(number, 2, 1.0, 8.0))), most)
+        num_edges = max(16, min(int(num_src * spread(number, 2, 1.0, 8.0)), most, MOST_EDGES))
         num_dst = max(1, int(num_edges / spread(number, 3, 2.0, 20.0)))
         if is_straight(number):
             return self.spmm_of(random_sums(num_edges, num_dst, most, self.generator), width)
@@ -175,7 +176,7 @@ class HostProbes:
 
     def graphs(self) -> list[CSC]:
         """A large one, beyond all caches, whose sources are even, and a small one whose sources crowd."""
-        num_edges = int(self._scale * min(max(3 * self.context.last_cache, 64 * _MB), 768 * _MB)) // 4
+        num_edges = int(self._scale * min(max(3 * self.context.last_cache, 64 * _MB), 384 * _MB)) // 4
         small = max(1 << 16, self.context.last_cache // 32)
         return [
             random_graph(num_edges // 24, num_edges, 1.0, self.generator),

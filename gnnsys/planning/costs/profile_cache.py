@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from gnnsys.observe import num_usable_cores
-from gnnsys.planning.costs.facts import facts_of
+from gnnsys.planning.costs.facts import facts_of, gpu_of
 from gnnsys.planning.costs.profile import MachineProfile, ProfiledMachine
 from gnnsys.planning.costs.profiling import BUDGET_SECONDS, profile_machine
 
@@ -25,6 +25,7 @@ def machine_profile(
     A file that is damaged, or is of another machine, is made anew. A cache that cannot be written to is no error: the
     next process will measure again.
     """
+    device = gpu_of(device)
     facts = facts_of(device, num_usable_cores() if threads is None else threads)
     kept = cached_profile(facts)
     if kept is not None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 
 from gnnsys.observe import num_usable_cores
 from gnnsys.ops import HAS_CUDA_KERNELS, WHY_NO_KERNELS
 from gnnsys.planning.costs.device_probes import DeviceProbes
-from gnnsys.planning.costs.facts import context_of, facts_of
+from gnnsys.planning.costs.facts import context_of, facts_of, gpu_of
 from gnnsys.planning.costs.host_probes import HostProbes, random_block, random_graph, sampling_threads
 from gnnsys.planning.costs.model import CostModel
 from gnnsys.planning.costs.pairs import DEVICE_PAIRS, HOST_PAIRS, measure_pairs
@@ -37,10 +37,12 @@ def profile_machine(
     threads = num_usable_cores() if threads is None else threads
     if threads < 1:
         raise ValueError(f"threads must be 1 or more, got {threads}")
-    if device is not None and not HAS_CUDA_KERNELS:
+    if device is not None and device.type == "cuda" and not HAS_CUDA_KERNELS:
         raise ValueError(f"profiling {device} needs CUDA kernels; {WHY_NO_KERNELS}. Or leave device away")
+    device = gpu_of(device)
     context = context_of(device, threads)
-    with compute_threads(threads), sampling_threads(threads) as pool, torch.no_grad():
+    on_device = nullcontext() if device is None else torch.cuda.device(device)
+    with on_device, compute_threads(threads), sampling_threads(threads) as pool, torch.no_grad():
         host = HostProbes(context, pool, scale=min(1.0, budget_seconds / _FULL_SECONDS))
         probes = host.all()
         there = None if device is None else DeviceProbes(device, context)
@@ -53,7 +55,7 @@ def profile_machine(
     costs = CostModel.fit(seen, context)
     if device is not None:
         del probes, there
-        torch.cuda.empty_cache()
+        give_back_memory()
     return MachineProfile(facts_of(device, threads), costs, pairs, time.perf_counter() - began)
 
 
@@ -68,7 +70,8 @@ def _of_pairs(host: HostProbes, there: DeviceProbes | None) -> dict[str, CostPro
         host.sample_of(graph, (15, 10), max(16, num_rows // 300)),
     ]
     if there is not None:
-        large = random_block(1_000_000, 160_000, 640_000, host.generator)
+        num_rows = min(640_000, there.rows.numel() // 256)
+        large = random_block(num_rows * 3 // 2, num_rows // 4, num_rows, host.generator)
         probes += [
             there.copy_of("copy/up", 6.4e7),
             there.copy_of("copy/down", 6.4e7),
@@ -79,6 +82,14 @@ def _of_pairs(host: HostProbes, there: DeviceProbes | None) -> dict[str, CostPro
             there.sample_of(graph, (15, 10, 5), 1024, False),
         ]
     return {probe.operator: probe for probe in probes}
+
+
+def give_back_memory() -> None:
+    """Of the device, and pinned memory, which torch would keep for others."""
+    torch.cuda.empty_cache()
+    empty_pinned = getattr(torch._C, "_host_emptyCache", None)
+    if empty_pinned is not None:
+        empty_pinned()
 
 
 @contextmanager

@@ -10,7 +10,14 @@ import pytest
 import torch
 
 from gnnsys.ops import CSC
-from gnnsys.planning import CostContext, HostProbes, machine_profile, profile_machine, sampling_threads
+from gnnsys.planning import (
+    CostContext,
+    DeviceProbes,
+    HostProbes,
+    machine_profile,
+    profile_machine,
+    sampling_threads,
+)
 from gnnsys.planning.costs import __main__ as command
 from gnnsys.planning.costs import pairs, profile_cache, timing
 from gnnsys.planning.costs.facts import _host_caches, facts_of
@@ -93,6 +100,21 @@ def test_probes_have_the_sizes_of_what_they_call():
         assert sample.share == pool.count == 2
         sample.call()
         assert {each.operator for each in host.all(6)} == HOST
+
+
+def test_probes_of_a_device_can_be_called_on_the_host_too():
+    """Without meaning, and without samples, which only a GPU draws in one call: every call is whole."""
+    there = DeviceProbes(torch.device("cpu"), CostContext(), scale=0.002)
+    probes = there.all(4, 2)
+    named = {name for name in OPERATORS if not name.endswith("/host") and not name.startswith("sample/")}
+    assert {probe.operator for probe in probes} == named
+    for probe in probes:
+        probe.call()
+        OPERATORS[probe.operator].checked(probe.sizes)
+    rows = there.cached_of(100, 8, 0.3)
+    assert rows.sizes == {"rows": 100, "row_bytes": 32, "hit_rate": 0.3} and rows.call().shape == (100, 8)
+    turned = there.compact_of(500, 40, 300)
+    assert turned.call().num_edges == 500 and turned.call().num_dst == turned.sizes["nodes"]
 
 
 def test_random_graphs_are_whole_and_their_sources_crowd_where_they_are_to():
