@@ -15,7 +15,13 @@ from typing import Any
 
 import torch
 
-from gnnsys.bench import execution_bus, execution_fullgraph, execution_schedules, execution_shuffle
+from gnnsys.bench import (
+    execution_bus,
+    execution_costs,
+    execution_fullgraph,
+    execution_schedules,
+    execution_shuffle,
+)
 from gnnsys.bench.case import OURS, Benchmark, Case, NotHere, Side, Versus, value
 from gnnsys.bench.gpu.epoch import DeviceModel, Steps, epoch_seconds, first_epoch, steps_of, widths_of
 from gnnsys.bench.gpu.inputs import (
@@ -183,6 +189,6 @@ def _host_graph(work: Workload) -> Graph:
 
 
 BENCHMARKS: list[Benchmark] = [
-    plain_script, capped, from_nothing, host_cores, *execution_bus.BENCHMARKS, *execution_fullgraph.BENCHMARKS,
-    *execution_schedules.BENCHMARKS, *execution_shuffle.BENCHMARKS,
+    plain_script, capped, from_nothing, host_cores, *execution_bus.BENCHMARKS, *execution_costs.BENCHMARKS,
+    *execution_fullgraph.BENCHMARKS, *execution_schedules.BENCHMARKS, *execution_shuffle.BENCHMARKS,
 ]  # fmt: skip

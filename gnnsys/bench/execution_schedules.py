@@ -31,7 +31,7 @@ ONE_SECOND, LONGEST_FIRST = "one second", "longest first"
 EXHAUSTIVE, ONE_RULE, PROGRAM = "every choice of rules", "one rule for all", "linear program"
 NEAR, OF_THE_PROGRAM = 1 / 1.05, 1 / 1.2
 NUM_BATCHES, NUM_INSTANCES = 10_000, 16
-_NODES = 3000  # of each exact search
+_NODES = 30_000  # of each exact search
 
 
 def dealt_sampling(work: Workload) -> Iterator[Case]:

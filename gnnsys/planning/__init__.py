@@ -1,6 +1,7 @@
 """Planning: what runs where, from what this machine can do and what was measured. `execution` plans one process,
 `costs` says what operators cost."""
 
+from gnnsys.planning import costs
 from gnnsys.planning.costs import (
     CostContext,
     CostModel,
@@ -8,14 +9,16 @@ from gnnsys.planning.costs import (
     CubicCost,
     DeviceProbes,
     HostProbes,
-    MachineFacts,
     MachineProfile,
     Observation,
     OperatorCost,
     ProbeTimer,
+    ProfiledMachine,
     TransferCost,
+    compute_threads,
     machine_profile,
     profile_machine,
+    random_block,
     sampling_threads,
     time_probes,
 )
@@ -89,7 +92,6 @@ __all__ = [
     "GroupedPlan",
     "HostProbes",
     "LayerSize",
-    "MachineFacts",
     "MachineProfile",
     "Memory",
     "ModelShape",
@@ -101,6 +103,7 @@ __all__ = [
     "PlanEstimate",
     "PlanGraph",
     "ProbeTimer",
+    "ProfiledMachine",
     "Rates",
     "RuleShares",
     "SampleLoad",
@@ -120,6 +123,8 @@ __all__ = [
     "choose_for_batches",
     "choose_for_epochs",
     "compare_batches",
+    "compute_threads",
+    "costs",
     "expected_sizes",
     "is_given",
     "least_seconds",
@@ -132,6 +137,7 @@ __all__ = [
     "profile_machine",
     "propose_places",
     "propose_splits",
+    "random_block",
     "round_shares",
     "sampling_threads",
     "spread",

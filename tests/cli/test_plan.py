@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import shlex
 
 import pytest
+import torch
 
 from gnnsys.cli import main
 from gnnsys.graph import Graph, save, sbm, typed_graph
-from tests.planning.machines import FOLDER
-from tests.support.docs import ROOT, blocks
+from tests.planning.machines import FOLDER, printed_by, shown_on_page
 
 H200, M1 = str(FOLDER / "h200.json"), str(FOLDER / "m1-rates.json")
 PRODUCTS = ["--sizes", "nodes=2449029,edges=123718280,features=100,classes=47", "--machine", H200]
@@ -25,6 +24,17 @@ def test_it_compares_all_plans_of_a_graph_that_is_described(capsys):
         assert rule in shown
     chosen = shown.splitlines()[-1]
     assert "times as fast as without a plan" in chosen and "pre-transform" not in chosen
+
+
+def test_ranks_share_cores_and_bus(capsys):
+    plans = []
+    for ranks in ("1", "4"):
+        assert main(["plan", *PRODUCTS, "--memory", "1g", "--ranks", ranks, "--json", "-"]) == 0
+        plans.append({one["name"]: one for one in json.loads(capsys.readouterr().out)["plans"]})
+    for name in plans[0].keys() & plans[1].keys() - {"mix"}:
+        alone, shared = plans[0][name]["busy"], plans[1][name]["busy"]
+        assert shared["gpu"] == alone["gpu"] and shared["bus up"] >= alone["bus up"]
+        assert shared["cores"] >= alone["cores"] and sum(shared.values()) > sum(alone.values())
 
 
 def test_with_room_for_all_it_is_pure_gpu_and_says_so(capsys):
@@ -43,13 +53,23 @@ def test_a_real_graph_is_sampled_for_its_sizes_and_its_hottest_rows_are_cached(t
     assert "3,000 nodes" in shown and "a cache has" in shown and "64 seeds" in shown
     assert any(plan["name"].startswith("split") for plan in found["plans"])
     assert found["chosen"] in [plan["name"] for plan in found["plans"]] and found["bound"]["seconds"] > 0
-    assert found["model"] == [32, 16, sbm(10).info["num_classes"]]
+    assert found["model"] == ["sage", 32, 16, sbm(10).info["num_classes"]] and found["memory"] == 600 << 10
+
+
+@pytest.mark.parametrize("kind", ["sage", "gcn", "gin", "gat"])
+def test_a_graph_without_edges_can_be_planned(kind, tmp_path, capsys):
+    alone = Graph.from_edge_index(torch.empty(2, 0, dtype=torch.int64), 40, {"x": torch.ones(40, 3)})
+    save(alone, tmp_path / "graph")
+    for more in (["--memory", "1k"], ["--memory", "1g"], ["--memory", "1k", "--full-graph"]):
+        model = ["--model", f"{kind}:8x2", "--batch-size", "16"]
+        assert main(["plan", str(tmp_path / "graph"), *model, "--machine", H200, *more]) == 0
+        assert "chosen: " in capsys.readouterr().out
 
 
 def test_the_papers_machine_makes_the_papers_choice_beside_the_better_order(capsys):
     assert main(["plan", *PHYSICS, "--machine", M1, "--memory", "12g"]) == 0
     shown = capsys.readouterr().out
-    assert "DAHA's choice, of the plans that copy rows every epoch: pre-transform" in shown
+    assert "of DAHA's plans, which copy rows every epoch, pre-transform is the fastest" in shown
     assert "order alone, A(HW) on the GPU" in shown and "rows stay on the device; pure GPU" in shown
 
 
@@ -68,14 +88,11 @@ def test_rates_of_a_data_sheet_are_a_machine(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["what"] == "batch", "nothing else is printed"
 
 
-def test_what_the_documentation_shows_is_what_is_printed(monkeypatch, capsys):
-    monkeypatch.chdir(ROOT)
-    shown = [block.text for block in blocks(ROOT / "docs" / "schedules.md") if block.language == "console"]
+def test_what_the_documentation_shows_is_what_is_printed():
+    shown = shown_on_page()
     assert len(shown) == 3
-    for text in shown:
-        line, _, output = text.partition("\n")
-        assert main(shlex.split(line)[2:]) == 0
-        assert capsys.readouterr().out == output
+    for line, output in shown.items():
+        assert printed_by(line) == output, "python -m tests.planning.machines writes it anew"
 
 
 def test_bad_use_is_one_line(tmp_path, capsys):
@@ -86,7 +103,9 @@ def test_bad_use_is_one_line(tmp_path, capsys):
     (tmp_path / "wrong.json").write_text('{"cores": 4, "speed": 9}')
     (tmp_path / "host.json").write_text('{"cores": 4, "host_gbs_per_core": 5, "host_gflops_per_core": 30}')
     memory = ["--memory", "1g"]
+    no_gpu = [] if torch.cuda.is_available() else [(["sbm-100", *memory], "describe one by --machine FILE")]
     for arguments, told in [
+        *no_gpu,
         ([], "name a DATASET, or describe one"),
         (["sbm-100", *PRODUCTS], "name a DATASET, or describe one"),
         ([*PRODUCTS], "--memory 24g"),
@@ -97,6 +116,7 @@ def test_bad_use_is_one_line(tmp_path, capsys):
         ([*PRODUCTS, *memory, "--fanouts", "a,b,c"], "whole numbers with commas"),
         ([*PRODUCTS, *memory, "--device", "cpu"], 'execution="auto"'),
         ([*PRODUCTS, *memory, "--batch-size", "0"], "at least 1"),
+        ([*PRODUCTS, *memory, "--ranks", "0"], "--ranks must be at least 1"),
         ([*PRODUCTS, *memory, "--forward"], "--full-graph"),
         ([*PRODUCTS, *memory, "--json", str(tmp_path / "no" / "where.json")], "does not exist"),
         (["--sizes", "nodes=10,edges=5", "--machine", H200, *memory], "needs features=N"),

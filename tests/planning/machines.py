@@ -3,21 +3,30 @@
 Every operator that was measured has one rate, the one with the least relative errors, and the calls of data sheets.
 Fits with more terms (`tests/planning/costs/published.py`) are nearer to Table 6 of DAHA, and give a call milliseconds,
 as its graphs are few and large: they say little of sums of 16 columns, which pre-transformation has.
-`python -m tests.planning.machines` writes the profiles that examples/ has.
+`python -m tests.planning.machines` writes the profiles that examples/ has, and what `gnnsys plan` prints with them into
+docs/schedules.md.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
+import re
+import shlex
 from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
 
+from gnnsys.cli import main
 from gnnsys.planning import MachineProfile, Observation, OperatorCost
 from gnnsys.planning.costs import OPERATORS
-from tests.planning.costs.published import FOLDER, HIDDEN, SHEETS, observations
+from tests.planning.costs.published import FOLDER, HIDDEN, ROOT, SHEETS, observations
 
-__all__ = ["FOLDER", "HIDDEN", "PAPER_GRAPHS", "PROFILES", "h200", "paper_m1"]
+__all__ = ["FOLDER", "HIDDEN", "PAPER_GRAPHS", "PROFILES", "h200", "paper_m1", "printed_by", "shown_on_page"]
+
+PAGE = ROOT / "docs" / "schedules.md"
 
 PAPER_GRAPHS = {  # DAHA, Table 2: nodes, edges, features, classes
     "cora": (2708, 10556, 1433, 7),
@@ -81,8 +90,30 @@ def _with_rates(sheet: MachineProfile, observed: Iterable[Observation], source: 
     )  # fmt: skip
 
 
+def printed_by(line: str) -> str:
+    """What a command prints, run in the folder of the checkout."""
+    printed, before = io.StringIO(), os.getcwd()
+    os.chdir(ROOT)
+    try:
+        with contextlib.redirect_stdout(printed):
+            assert main(shlex.split(line)[1:]) == 0
+    finally:
+        os.chdir(before)
+    return printed.getvalue()
+
+
+def shown_on_page() -> dict[str, str]:
+    """Commands of docs/schedules.md, and what it says they print."""
+    found = (text.partition("\n") for text in re.findall(r"^```console\n\$ (.*?)^```$", PAGE.read_text(), re.M | re.S))
+    return {line: output for line, _, output in found}
+
+
 PROFILES = {"m1-rates": paper_m1, "h200": h200}
 
 if __name__ == "__main__":
     for name, make in PROFILES.items():
         make().save(FOLDER / f"{name}.json")
+    page = PAGE.read_text()
+    for line, output in shown_on_page().items():
+        page = page.replace(output, printed_by(line))
+    PAGE.write_text(page)

@@ -20,12 +20,17 @@ def _chain(*steps):
     )
 
 
+def _steps(seconds):
+    """The same work of the GPU, in some steps."""
+    return [(GPU, seconds / 3)] * 3
+
+
 def _random_batch(generator):
     """Rows up the bus; sums by the cores, less up the bus; products by the cores, next to nothing up the bus."""
     size = generator.uniform(0.5, 2)
     bus, sums, products, gpu = generator.uniform([3, 3, 3, 2], [8, 12, 20, 6]) * size
     return {
-        "bus": _chain((UP, bus), (GPU, gpu)),
+        "bus": _chain((UP, bus), *_steps(gpu)),
         "sums": _chain((CORES, sums), (UP, 0.4 * bus), (GPU, 0.9 * gpu)),
         "products": _chain((CORES, products), (UP, 0.2 * bus), (GPU, 0.8 * gpu)),
     }
@@ -34,13 +39,16 @@ def _random_batch(generator):
 def _exhaustive(batches):
     """Every choice of rules, each with its shortest schedule; choices that cannot be shorter are left out."""
     best = math.inf
+    batches = [{rule: graph.merged(in_order=False) for rule, graph in batch.items()} for batch in batches]
     choices = [
         [batch[rule] for batch, rule in zip(batches, rules, strict=True)] for rules in itertools.product(*batches)
     ]
     for least, number in sorted((least_seconds(graphs), number) for number, graphs in enumerate(choices)):
         if least >= best:
             return best
-        best = min(best, best_schedule(choices[number], exact_up_to=6, most_nodes=3000).seconds)
+        found = best_schedule(choices[number], exact_up_to=6, most_nodes=30_000)
+        assert found.is_exact
+        best = min(best, found.seconds)
     return best
 
 
@@ -53,7 +61,7 @@ def _check(batches, plan, beta):
 def test_it_is_near_the_best_plan_and_never_behind_one_rule_for_all():
     generator = np.random.default_rng(0)
     ratios, gains = [], []
-    for number in [1, 2, 3, 3, 4, 4, 5, 5, 6, 6]:
+    for number in [1, 2, 3, 4, 4, 5, 5, 6]:
         batches = [_random_batch(generator) for _ in range(number)]
         plan = plan_groups(batches)
         _check(batches, plan, beta=4)

@@ -42,6 +42,18 @@ def test_every_vertex_is_looked_at_and_the_best_is_that_of_highs():
         assert found.seconds == pytest.approx(_value_by_scipy(uses), abs=1e-9)
 
 
+def test_rules_that_are_thousands_of_times_slower_hide_nothing():
+    generator = np.random.default_rng(5)
+    for number in range(24):
+        uses = {
+            f"rule {n}": dict(zip(RESOURCES, (10.0 ** generator.uniform(-5, 3, 4)).tolist(), strict=True))
+            for n in range(2 + number % 8)
+        }
+        least = min(max(used.values()) for used in uses.values())
+        uses = {rule: {r: s / least for r, s in used.items()} for rule, used in uses.items()}
+        assert bound(uses).seconds == pytest.approx(_value_by_scipy(uses), rel=1e-6)
+
+
 def test_many_rules_go_to_scipy_or_say_that_they_need_it(monkeypatch):
     uses = _random_uses(np.random.default_rng(1), 6)
     by_vertices = bound(uses)
@@ -60,6 +72,7 @@ def test_rules_that_are_equal_or_cost_nothing_are_no_trouble():
     assert bound(same).seconds == pytest.approx(2) and set(bound(same).binding) == {"gpu", "bus up"}
     assert bound({"a": {"gpu": 0.0}, "b": {}}).seconds == 0
     assert bound({"a": {"gpu": 1.0}, "b": {}}).shares == {"a": 0.0, "b": 1.0}
+    assert bound({"a": {"gpu": 1.0}, "b": {}}).seconds == 0
     with pytest.raises(ValueError, match="no rules"):
         bound({})
     with pytest.raises(ValueError, match="0 or more"):

@@ -7,7 +7,13 @@ import pytest
 
 from gnnsys.planning.scheduling.operations import CORES, GPU, RESOURCES, UP, Operation, PlanGraph
 from gnnsys.planning.scheduling.shares import bound, round_shares
-from gnnsys.planning.scheduling.simulate import best_schedule, least_seconds, list_schedule, steady_seconds
+from gnnsys.planning.scheduling.simulate import (
+    BatchSchedule,
+    best_schedule,
+    least_seconds,
+    list_schedule,
+    steady_seconds,
+)
 from tests.planning.plan_graphs import check, random_graph, shortest_by_trying_all
 
 
@@ -30,6 +36,10 @@ def test_a_graph_knows_what_it_uses_and_its_longest_chain():
                 used = sum(one.seconds for one in graph.operations if one.resource == resource)
                 assert of.busy()[resource] == pytest.approx(used)
             assert of.chain() == pytest.approx(_longest_chain(graph)), "merging keeps it"
+        for in_order in (False, True):  # a schedule of the merged graph is one of the graph
+            alone = list_schedule([graph.merged(in_order=in_order)])
+            starts = graph.split_starts(alone.starts[0], in_order=in_order)
+            check([graph], BatchSchedule(alone.seconds, (starts,)))
         assert len(graph.merged(in_order=False)) <= len(graph.merged()) <= len(graph)
 
 
@@ -57,7 +67,7 @@ def test_lists_give_schedules_in_which_nothing_overlaps():
 def test_few_batches_have_the_shortest_of_all_schedules():
     generator = np.random.default_rng(2)
     beaten = 0
-    for shape in [(2, 2), (2, 3), (2, 4), (3, 2), (3, 2), (3, 3), (4, 2), (4, 2)] * 3:
+    for shape in [(2, 2), (2, 3), (2, 4), (3, 2), (3, 2), (3, 3), (4, 2)] * 2:
         graphs = [random_graph(generator, shape[1]) for _ in range(shape[0])]
         if generator.random() < 0.5:
             graphs[-1] = graphs[0]  # two that are alike
@@ -84,7 +94,7 @@ def test_a_search_that_was_cut_short_does_not_call_itself_exact():
 def test_no_schedule_beats_the_linear_program():
     """Whatever the rules of batches, their order, and who schedules."""
     generator = np.random.default_rng(3)
-    for _ in range(60):
+    for _ in range(30):
         rules = {str(n): random_graph(generator, int(generator.integers(1, 6))) for n in range(3)}
         least = bound({name: graph.busy() for name, graph in rules.items()})
         chosen = generator.choice(list(rules), size=int(generator.integers(1, 9))).tolist()
@@ -94,7 +104,7 @@ def test_no_schedule_beats_the_linear_program():
             if len(graphs) <= 3:
                 schedules.append(best_schedule(graphs))
             assert min(one.seconds for one in schedules) >= least.seconds * len(graphs) - 1e-9
-            assert steady_seconds(graphs, in_order=False) >= least.seconds - 1e-9
+            assert steady_seconds(graphs, rounds=2, in_order=False) >= least.seconds - 1e-9
 
 
 def test_batches_overlap_unless_one_needs_the_weights_of_the_other():

@@ -54,13 +54,15 @@ FILES: dict[str, tuple[str, ...]] = {  # by room; seconds each on one core at mo
     "session": ("test_busy.py", "test_open.py"),
     "store": ("test_memory_budget.py", "test_optim.py", "test_step.py"),
     "support": ("test_quick.py", "test_workers.py"),
+    "planning/costs": ("test_model.py", "test_nonnegative.py", "test_polynomials.py", "test_profile.py"),
 }
 STARTS = ("subprocess.Popen", "os.fork", "os.posix_spawn", "os.exec", "os.system")  # Python's audit events
 
 
 def is_quick(path: Path) -> bool:
     """Whether a file is imported in a quick run: conftests, helpers and the tests that are listed."""
-    return not path.name.startswith("test_") or path.name in FILES.get(path.parent.name, ())
+    folder = path.parent.relative_to(TESTS).as_posix() if path.is_relative_to(TESTS) else ""
+    return not path.name.startswith("test_") or path.name in FILES.get(folder, ())
 
 
 def forbid_processes() -> None:

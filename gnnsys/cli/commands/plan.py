@@ -30,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--machine", metavar="FILE", type=Path, help="another machine's profile or rates, as JSON")
     parser.add_argument("--fanouts", metavar="N,N,...", help="neighbours per hop (default: 15,10,5, as layers need)")
     parser.add_argument("--batch-size", type=int, default=1024, help="seeds of a batch (default: %(default)s)")
+    parser.add_argument("--ranks", type=int, default=1, help="that share the machine's cores and bus, a GPU each")
     parser.add_argument("--full-graph", action="store_true", help="whole epochs without sampling")
     parser.add_argument("--forward", action="store_true", help="with --full-graph: inference, no backward pass")
     parser.add_argument("--epochs", type=int, default=100, help="with --full-graph, for what is done once")
@@ -55,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     from gnnsys.cli.source import opened_source
 
     _check(args)
-    machine, memory = _machine(args), _memory(args)
+    machine, memory = _machine(args).shared_by(args.ranks), _memory(args)
     if args.sizes is not None:
         given = _parse_sizes(args.sizes)
         model = _model(args.model, given)
@@ -70,7 +71,8 @@ def run(args: argparse.Namespace) -> int:
         print(_heading(args, machine, model, given, sizes, memory))
         print(compared.report())
     if args.json is not None:
-        told = json.dumps({"machine": machine.machine.source, "model": model.widths, **compared.to_json()}, indent=1)
+        asked = {"graph": given._asdict(), "model": [model.kind, *model.widths], "memory": memory}
+        told = json.dumps({"machine": machine.machine.source, **asked, **compared.to_json()}, indent=1)
         print(told) if args.json == "-" else Path(args.json).write_text(told + "\n", encoding="utf-8")
     return 0
 
@@ -83,7 +85,7 @@ def _check(args: argparse.Namespace) -> None:
             f"--device {args.device}: plans are for a GPU beside a host. Without one, "
             'NeighborLoader(..., execution="auto") divides the cores'
         )
-    for name in ("batch_size", "epochs"):
+    for name in ("batch_size", "epochs", "ranks"):
         if getattr(args, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
     if args.forward and not args.full_graph:
@@ -253,7 +255,7 @@ def _heading(
     lines = [
         f"graph    {given.nodes:,} nodes, {given.edges:,} edges, {given.features:,} features",
         f"model    {model.kind}, widths {' '.join(map(str, model.widths))}",
-        f"machine  {facts.processor}, {facts.threads} threads; {facts.gpu}; {facts.source}",
+        f"machine  {facts.processor}, {facts.threads} threads; {facts.gpu}; {facts.source}{_shared(args.ranks)}",
         f"memory   {format_size(memory)} of the device, half of it for graph and cache",
     ]
     if sizes is not None:
@@ -262,3 +264,7 @@ def _heading(
         lines.append(f"batch    {batch}, {first.sources:,.0f} rows{cache}")
     lines.append("milliseconds of an epoch" if sizes is None else "milliseconds of a batch, in the long run")
     return "\n".join(lines)
+
+
+def _shared(ranks: int) -> str:
+    return f"; shared by {ranks} ranks" if ranks > 1 else ""

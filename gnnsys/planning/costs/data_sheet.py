@@ -56,7 +56,7 @@ def _costs_of(place: str, memory: float, macs: float, call: float) -> dict[str, 
     return {
         f"sample/{place}": {
             "hops": launches[1] * call,
-            "edges": _EDGE_READS * line / memory,
+            "edges": (_EDGE_READS if place == "host" else _EDGE_READS / 2) * line / memory,
             "nodes": _NODE_READS * line / memory,
         },
         f"gather/{place}": {"call": call, "bytes": _MOVED / memory},

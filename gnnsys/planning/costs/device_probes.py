@@ -14,16 +14,20 @@ from torch import Tensor
 from gnnsys.ops import CSC, HopStructure, gather_cached, gather_rows, sample_hops, spmm
 from gnnsys.planning.costs.host_probes import (
     FANOUTS,
+    MOST_EDGES,
     POINTS,
     ROWS,
     backward_call,
+    is_straight,
     optimizer_step,
     random_block,
     random_graph,
+    random_sums,
+    width_of,
     work_of,
 )
 from gnnsys.planning.costs.operators import CostContext
-from gnnsys.planning.costs.shapes import WIDTHS, halton, listed_width, spread, width_at
+from gnnsys.planning.costs.shapes import WIDTHS, halton, spread, width_at
 from gnnsys.planning.costs.timing import CostProbe
 
 _MB = 1 << 20
@@ -36,19 +40,25 @@ _CALLS = (64, 256, 1024)
 class DeviceProbes:
     """Makes probes on `device`. Tables of any width are views of one memory there, and of another that is pinned."""
 
-    def __init__(self, device: torch.device, context: CostContext, *, first: int = 0, seed: int = 0) -> None:
+    def __init__(
+        self, device: torch.device, context: CostContext, *, first: int = 0, seed: int = 0, scale: float = 1.0
+    ) -> None:
         self.device, self.context, self.first = device, context, first
+        self._graphs: dict[tuple[int, bool], list[CSC]] = {}
         self.generator = torch.Generator("cpu").manual_seed(seed)
-        free, _ = torch.cuda.mem_get_info(device)
-        size = int(min(_DEVICE_BYTES, max(_SHARE * free, 64 * _MB)))
-        self.rows = torch.ones(size // 4, dtype=torch.float32, device=device)
-        self._out = torch.empty(size // 8, dtype=torch.float32, device=device)
-        self.pinned = torch.empty(_PINNED_BYTES // 4, dtype=torch.float32, device="cpu", pin_memory=True).fill_(1.0)
+        is_gpu = device.type == "cuda"  # on the host all but samples can be called as well, without meaning
+        free = torch.cuda.mem_get_info(device)[0] if is_gpu else _DEVICE_BYTES
+        count = int(scale * min(_DEVICE_BYTES, max(_SHARE * free, 64 * _MB))) // 4
+        self.rows = torch.ones(count, dtype=torch.float32, device=device)
+        self._out = torch.empty(count // 2, dtype=torch.float32, device=device)
+        pinned = int(scale * _PINNED_BYTES) // 4
+        self.pinned = torch.empty(pinned, dtype=torch.float32, device="cpu", pin_memory=is_gpu).fill_(1.0)
 
-    def all(self, points: int = POINTS) -> list[CostProbe]:
-        """Of every operator, the small sizes first."""
-        numbers, twice = (range(self.first, self.first + count) for count in (points, 2 * len(WIDTHS)))
-        made = [sorted(map(make, twice), key=work_of) for make in (self.gather, self.over_bus, self.spmm)]
+    def all(self, points: int = POINTS, by_width: int = len(WIDTHS)) -> list[CostProbe]:
+        """Of every operator, the small sizes first: `points` each, of gathers twice `by_width`, of sums three times."""
+        numbers, twice = (range(self.first, self.first + count) for count in (points, 2 * by_width))
+        made = [sorted(map(make, twice), key=work_of) for make in (self.gather, self.over_bus)]
+        made.append(sorted(map(self.spmm, range(self.first, self.first + 3 * by_width)), key=work_of))
         made += [
             sorted(map(make, numbers), key=work_of)
             for make in (self.cached, self.product, self.backward, self.optimizer, self.compact)
@@ -56,18 +66,19 @@ class DeviceProbes:
         for make in (self.copy_up, self.copy_down, self.copy_pageable):
             made.append(sorted(map(make, numbers), key=work_of))
         made.append([self.launches(count) for count in _CALLS])
-        graphs = self.graphs()
-        made += [self.samples(graphs, numbers, is_pinned) for is_pinned in (False, True)]
+        if self.device.type == "cuda":
+            graphs = self.graphs()
+            made += [self.samples(graphs, numbers, is_pinned) for is_pinned in (False, True)]
         return [probe for some in made for probe in some]
 
     def gather(self, number: int) -> CostProbe:
-        return self.gather_of(int(spread(number, 0, *ROWS)), listed_width(number))
+        return self.gather_of(int(spread(number, 0, *ROWS)), width_of(number, self.first))
 
     def gather_of(self, num_rows: int, width: int) -> CostProbe:
         return self._gathering("gather/device", self.rows, num_rows, width)
 
     def over_bus(self, number: int) -> CostProbe:
-        return self.over_bus_of(int(spread(number, 0, *ROWS)), listed_width(number))
+        return self.over_bus_of(int(spread(number, 0, *ROWS)), width_of(number, self.first))
 
     def over_bus_of(self, num_rows: int, width: int) -> CostProbe:
         return self._gathering("gather/bus", self.pinned, num_rows, width)
@@ -86,30 +97,32 @@ class DeviceProbes:
         return self.cached_of(int(spread(number, 0, *ROWS)), width_at(number, 1), halton(number, 2))
 
     def cached_of(self, num_rows: int, width: int, hit_rate: float) -> CostProbe:
-        """The first half of the table has copies on the device."""
+        """The first half of the table has copies on the device, as far as there is room."""
         table = self.pinned[: self.pinned.numel() // width * width].view(-1, width)
-        count, half = table.shape[0], table.shape[0] // 2
-        num_rows = max(1, min(num_rows, half, self._out.numel() // width))
+        count = table.shape[0]
+        kept = max(1, min(count // 2, self.rows.numel() // width))
+        num_rows = max(1, min(num_rows, count // 2, self._out.numel() // width))
         slots = torch.full((count,), -1, dtype=torch.int32, device=self.device)
-        slots[:half] = torch.arange(half, dtype=torch.int32, device=self.device)
-        cache = self.rows[: half * width].view(half, width) if half * width <= self.rows.numel() else None
-        assert cache is not None
-        out = self._out[: num_rows * width].view(num_rows, width)
-        is_hit = torch.rand(num_rows, generator=self.generator, device="cpu") < hit_rate
-        ids = torch.randint(half, (num_rows,), generator=self.generator, device="cpu") + half * (~is_hit).long()
-        ids, share = ids.to(self.device), float(is_hit.float().mean())
-        sizes = {"rows": num_rows, "row_bytes": 4 * width, "hit_rate": share}
+        slots[:kept] = torch.arange(kept, dtype=torch.int32, device=self.device)
+        cache, out = self.rows[: kept * width].view(kept, width), self._out[: num_rows * width].view(num_rows, width)
+        num_hits = round(num_rows * hit_rate)
+        drawn = [self._ids(kept, num_hits), kept + self._ids(count - kept, num_rows - num_hits)]
+        ids = torch.cat(drawn)[torch.randperm(num_rows, device=self.device)]
+        sizes = {"rows": num_rows, "row_bytes": 4 * width, "hit_rate": num_hits / num_rows}
         return self._probe("gather/cached", sizes, lambda: gather_cached(cache, slots, table, ids, out))
 
     def spmm(self, number: int) -> CostProbe:
-        width = listed_width(number)
+        width = width_of(number, self.first)
         most = self.rows.numel() // width
         num_src = int(min(spread(number, 0, *ROWS), most))
-        num_edges = max(16, min(int(num_src * spread(number, 2, 1.0, 8.0)), most))
+        num_edges = max(16, min(int(num_src * spread(number, 2, 1.0, 8.0)), most, MOST_EDGES))
         num_dst = max(1, int(num_edges / spread(number, 3, 2.0, 20.0)))
+        if is_straight(number):
+            return self.spmm_of(random_sums(num_edges, num_dst, most, self.generator), width)
         return self.spmm_of(random_block(num_edges, num_dst, num_src, self.generator), width)
 
     def spmm_of(self, csc: CSC, width: int) -> CostProbe:
+        assert csc.num_src * width <= self.rows.numel(), "these rows do not fit"
         rows, there = self.rows[: csc.num_src * width].view(-1, width), csc.to(self.device)
         sizes = {"edges": csc.num_edges, "destinations": csc.num_dst, "width": width, "sources": csc.num_src}
         return self._probe("spmm/device", sizes, lambda: spmm(there, rows, reduce="mean"))
@@ -137,7 +150,7 @@ class DeviceProbes:
         return self._probe("backward/device", sizes, backward_call(rows, weight, gradient, input_gradient))
 
     def optimizer(self, number: int) -> CostProbe:
-        count = int(spread(number, 0, 1e3, 4e7))
+        count = int(spread(number, 0, 1e3, 1e7))
         return self._probe("optimizer/device", {"parameters": count}, optimizer_step(count, self.device), waits=True)
 
     def compact(self, number: int) -> CostProbe:
@@ -148,7 +161,7 @@ class DeviceProbes:
     def compact_of(self, num_edges: int, num_dst: int, num_src: int) -> CostProbe:
         """A batch's edges as they come from the sampler, made a structure, and its transpose for the backward pass."""
         csc = random_block(num_edges, num_dst, num_src, self.generator)
-        pairs = torch.stack([csc.indices.long(), csc.dst().long()]).to(self.device)
+        pairs, num_src = torch.stack([csc.indices.long(), csc.dst().long()]).to(self.device), csc.num_src
 
         def make() -> CSC:
             return CSC.from_sorted(pairs, num_src, num_dst).transpose()
@@ -201,11 +214,7 @@ class DeviceProbes:
 
     def sample_of(self, csc: CSC, fanouts: Sequence[int], num_seeds: int, is_pinned: bool) -> CostProbe:
         """In the device's memory, or in pinned memory that it reads over the bus."""
-        if is_pinned:
-            placed = CSC(csc.indptr.pin_memory(), csc.indices.pin_memory(), csc.num_src)
-        else:
-            placed = CSC(csc.indptr.to(self.device), csc.indices.to(self.device), csc.num_src)
-        structure, on = HopStructure.of(placed), torch.empty(0, device=self.device)
+        structure, on = HopStructure.of(self._placed(csc, is_pinned)), torch.empty(0, device=self.device)
         seeds = torch.randperm(csc.num_dst, generator=self.generator, device="cpu")[: 4 * num_seeds].split(num_seeds)
         batches = itertools.count()
 
@@ -219,6 +228,14 @@ class DeviceProbes:
         size = csc.indptr.nbytes + csc.indices.nbytes
         sizes = {"edges": num_edges, "nodes": num_nodes, "hops": len(fanouts), "graph_bytes": size}
         return self._probe("sample/pinned" if is_pinned else "sample/device", sizes, sample, waits=True)
+
+    def _placed(self, csc: CSC, is_pinned: bool) -> CSC:
+        """A graph where it is sampled, copied once for all probes."""
+        kept = self._graphs.setdefault((id(csc), is_pinned), [csc])  # with the graph, as its id is another's later
+        if len(kept) == 1:
+            indptr, indices = (t.pin_memory() if is_pinned else t.to(self.device) for t in (csc.indptr, csc.indices))
+            kept.append(CSC(indptr, indices, csc.num_src))
+        return kept[1]
 
     def _weight(self, inner: int, width: int) -> Tensor:
         return torch.ones(inner, width, dtype=torch.float32, device=self.device)

@@ -15,17 +15,24 @@ import torch
 from gnnsys.observe import num_usable_cores
 from gnnsys.ops import HAS_CUDA_KERNELS, SIMD_LEVEL
 from gnnsys.planning.costs.operators import CostContext
-from gnnsys.planning.costs.profile import MachineFacts
+from gnnsys.planning.costs.profile import ProfiledMachine
 
 _CPUS = Path("/sys/devices/system/cpu")
 _PACKAGE = Path(__file__).parents[2]
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
-def facts_of(device: torch.device | None, threads: int) -> MachineFacts:
+def gpu_of(device: torch.device | None) -> torch.device | None:
+    """A GPU with its number; None for the host."""
+    if device is None or device.type != "cuda":
+        return None
+    return torch.device("cuda", torch.cuda.current_device()) if device.index is None else device
+
+
+def facts_of(device: torch.device | None, threads: int) -> ProfiledMachine:
     """Of this machine with one GPU, or without."""
     gpu = "" if device is None else torch.cuda.get_device_name(device)
-    return MachineFacts(
+    return ProfiledMachine(
         processor=_processor(),
         cores=num_usable_cores(),
         threads=threads,

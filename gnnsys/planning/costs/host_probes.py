@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import EDGE, NODE, Graph
-from gnnsys.ops import CSC, gather_rows, spmm
+from gnnsys.ops import CSC, IdTable, gather_rows, spmm
 from gnnsys.planning.costs.operators import CostContext
 from gnnsys.planning.costs.shapes import WIDTHS, listed_width, spread, width_at
 from gnnsys.planning.costs.timing import CostProbe
@@ -21,6 +21,7 @@ from gnnsys.sampling import NeighborSampler, SampleKey
 
 POINTS = 14  # of each operator
 ROWS = (1e3, 1e6)
+MOST_EDGES = 2_000_000  # of a sum
 FANOUTS = ((15, 10, 5), (10, 10), (25,), (5, 5, 5), (20, 10))
 _MOST_TABLES = 64
 _VARIANTS = 4  # of the ids of a small gather: the next batch asks for other rows
@@ -34,7 +35,15 @@ def on_host(tensor_bytes: float) -> Tensor:
 
 
 def random_block(num_edges: int, num_dst: int, num_src: int, generator: torch.Generator) -> CSC:
-    """Edges between any two nodes."""
+    """Edges from any of `num_src` nodes. Those that have one are left, in the order of edges, as in a batch."""
+    csc = random_sums(num_edges, num_dst, num_src, generator)
+    table = IdTable(num_src, room=min(num_src, num_edges))
+    local, fresh = table.insert(csc.indices)
+    return CSC(csc.indptr, local.to(torch.int32), fresh.numel())
+
+
+def random_sums(num_edges: int, num_dst: int, num_src: int, generator: torch.Generator) -> CSC:
+    """Edges from any of `num_src` rows of a table, as of a batch that is summed straight from there."""
     dst = torch.randint(num_dst, (num_edges,), generator=generator, device="cpu")
     indptr = torch.zeros(num_dst + 1, dtype=torch.int64, device="cpu")
     torch.cumsum(torch.bincount(dst, minlength=num_dst), 0, out=indptr[1:])
@@ -60,30 +69,41 @@ def random_graph(num_nodes: int, num_edges: int, skew: float, generator: torch.G
 class HostProbes:
     """Makes probes. `rows` is memory that tables of any width are views of, several times the last cache.
 
-    `first` is where in the sequence of shapes to begin: other shapes for checking than for fitting.
+    `first` is where in the sequence of shapes to begin: other shapes for checking than for fitting. A `scale` below 1
+    makes the largest sizes smaller, for those who have little time.
     """
 
     def __init__(
-        self, context: CostContext, pool: SamplingThreads | None = None, *, first: int = 0, seed: int = 0
+        self,
+        context: CostContext,
+        pool: SamplingThreads | None = None,
+        *,
+        first: int = 0,
+        seed: int = 0,
+        scale: float = 1.0,
     ) -> None:
-        self.context, self.first = context, first
+        self.context, self.first, self._scale = context, first, scale
         self.generator = torch.Generator("cpu").manual_seed(seed)
-        self.rows = on_host(min(max(4 * context.last_cache, 256 * _MB), 1024 * _MB))
+        self.rows = on_host(scale * min(max(4 * context.last_cache, 256 * _MB), 1024 * _MB))
         self._out = on_host(self.rows.nbytes / 2)
         self._pool = pool
 
-    def all(self, points: int = POINTS) -> list[CostProbe]:
-        """Of every operator, the small sizes first."""
-        numbers, twice = (range(self.first, self.first + count) for count in (points, 2 * len(WIDTHS)))
-        made = [sorted(map(make, twice), key=work_of) for make in (self.gather, self.spmm)]
+    def all(self, points: int = POINTS, by_width: int = len(WIDTHS)) -> list[CostProbe]:
+        """Of every operator, the small sizes first: `points` each, of gathers twice `by_width`, of sums three times."""
+        numbers, twice = (range(self.first, self.first + count) for count in (points, 2 * by_width))
+        made = [sorted(map(self.gather, twice), key=work_of)]
+        made.append(sorted(map(self.spmm, range(self.first, self.first + 3 * by_width)), key=work_of))
         made += [sorted(map(make, numbers), key=work_of) for make in (self.product, self.backward, self.optimizer)]
         if self._pool is not None:
             made.append(self.samples(self.graphs(), numbers))
         return [probe for some in made for probe in some]
 
+    def _rows_at(self, number: int) -> float:
+        return spread(number, 0, ROWS[0], max(2 * ROWS[0], self._scale * ROWS[1]))
+
     def gather(self, number: int) -> CostProbe:
-        width = listed_width(number)
-        num_rows = int(min(spread(number, 0, *ROWS), self._out.numel() // width))
+        width = width_of(number, self.first)
+        num_rows = int(min(self._rows_at(number), self._out.numel() // width))
         return self.gather_of(num_rows, width)
 
     def gather_of(self, num_rows: int, width: int) -> CostProbe:
@@ -100,18 +120,19 @@ class HostProbes:
         return CostProbe("gather/host", sizes, lambda: gather_rows(table, next(ids), out=out))
 
     def spmm(self, number: int) -> CostProbe:
-        width = listed_width(number)
+        width = width_of(number, self.first)
         most = self.rows.numel() // width
-        num_src = int(min(spread(number, 0, *ROWS), most))
-        num_edges = min(max(16, int(num_src * spread(number, 2, 1.0, 8.0))), most)
+        num_src = int(min(self._rows_at(number), most))
+        num_edges = max(16, min(int(num_src * spread(number, 2, 1.0, 8.0)), most, MOST_EDGES))
         num_dst = max(1, int(num_edges / spread(number, 3, 2.0, 20.0)))
-        if number % 3 == 0:
-            num_src = most  # straight from a table that has more than a batch asks for
+        if is_straight(number):
+            return self.spmm_of(random_sums(num_edges, num_dst, most, self.generator), width)
         return self.spmm_of(random_block(num_edges, num_dst, num_src, self.generator), width)
 
     def spmm_of(self, csc: CSC, width: int) -> CostProbe:
         """The sums of a block, where its rows fit what there is: other rows every time, as of batches."""
         size = csc.num_src * width
+        assert size <= self.rows.numel(), "these rows do not fit"
         first = range(0, self.rows.numel() - size + 1, max(1, size))[:_MOST_TABLES]
         tables = itertools.cycle([self.rows[at : at + size].view(-1, width) for at in first])
         sizes = {"edges": csc.num_edges, "destinations": csc.num_dst, "width": width, "sources": csc.num_src}
@@ -124,7 +145,7 @@ class HostProbes:
             self._out.numel() // width,
             _MACS_PER_THREAD * self.context.threads / inner / width,
         )
-        return max(64, int(min(spread(number, 0, *ROWS), most))), inner, width
+        return max(64, int(min(self._rows_at(number), most))), inner, width
 
     def product(self, number: int) -> CostProbe:
         return self.product_of(*self._product_shape(number))
@@ -150,12 +171,12 @@ class HostProbes:
         return CostProbe("backward/host", sizes, backward_call(rows, weight, gradient, input_gradient))
 
     def optimizer(self, number: int) -> CostProbe:
-        count = int(spread(number, 0, 1e3, 4e6))
+        count = int(spread(number, 0, 1e3, max(2e3, self._scale * 4e6)))
         return CostProbe("optimizer/host", {"parameters": count}, optimizer_step(count, torch.device("cpu")))
 
     def graphs(self) -> list[CSC]:
         """A large one, beyond all caches, whose sources are even, and a small one whose sources crowd."""
-        num_edges = min(max(3 * self.context.last_cache, 64 * _MB), 768 * _MB) // 4
+        num_edges = int(self._scale * min(max(3 * self.context.last_cache, 64 * _MB), 384 * _MB)) // 4
         small = max(1 << 16, self.context.last_cache // 32)
         return [
             random_graph(num_edges // 24, num_edges, 1.0, self.generator),
@@ -168,7 +189,7 @@ class HostProbes:
         for number in numbers:
             csc = graphs[number % len(graphs)]
             fanouts = FANOUTS[number % len(FANOUTS)]
-            num_seeds = int(min(spread(number, 0, 64, 8192), csc.num_dst / 4))
+            num_seeds = int(min(spread(number, 0, 64, max(128, self._scale * 8192)), csc.num_dst / 4))
             made.append(self.sample_of(csc, fanouts, num_seeds))
         return sorted(made, key=work_of)
 
@@ -232,6 +253,16 @@ def sampling_threads(count: int) -> Iterator[SamplingThreads]:
     finally:
         threads._executor.shutdown(cancel_futures=True)
         torch.set_num_threads(before)
+
+
+def is_straight(number: int) -> bool:
+    """Whether rows are summed straight from a table that has more than a batch asks for: a third, of all widths."""
+    return (number + number // len(WIDTHS)) % 3 == 0
+
+
+def width_of(number: int, first: int) -> int:
+    """Widths that are listed for fitting, `first` being 0; for checking, every other one may be any."""
+    return listed_width(number) if first == 0 or number % 2 else width_at(number, 1)
 
 
 def backward_call(rows: Tensor, weight: Tensor, gradient: Tensor, input_gradient: bool) -> Callable[[], Any]:

@@ -19,8 +19,9 @@ from gnnsys.planning.costs.nonnegative import Array, nonnegative_least_squares
 from gnnsys.planning.costs.operators import CostContext, Operator, find_operator
 
 _VERSION = 1
-_ROUNDS = 2  # of coefficients and factors of widths in turn
-_WORTH = 0.95  # of a simpler sum's leave-one-out error, for a longer sum to be taken
+_ROUNDS = 2  # in which points far from all others come to count less
+_WIDTH_ROUNDS = 6  # of coefficients and factors of widths in turn
+_WORTH = 0.9  # of a simpler sum's leave-one-out error, for a longer sum to be taken
 _CLOSE = 0.05  # relative error, up to which points count alike
 _MOST_TERMS = 7
 _ENOUGH = 8  # points, to choose by
@@ -139,12 +140,16 @@ def _fit(operator: Operator, seen: Sequence[Observation], context: CostContext) 
     names = list(found[0])
     columns = np.array([[quantities[name] for name in names] for quantities in found]) / seconds[:, None]
     has_enough, by_width = len(seen) >= _ENOUGH, list[str]()
-    chosen = _choose(columns) if has_enough else [names.index(name) for name in operator.basic]
+    basic = [names.index(name) for name in operator.basic]
+    chosen = _choose(columns, basic) if has_enough else basic
     errors = _left_out(columns[:, chosen], by_width)
     if operator.by_width is not None and has_enough:
         _, factors = _solve(columns[:, chosen], widths)
         apart = np.array([factors[width] for width in widths])
-        for others in (chosen, _choose(columns * apart[:, None])):  # as of before, and as they are without the widths
+        for others in (
+            chosen,
+            _choose(columns * apart[:, None], basic),
+        ):
             of_widths = _left_out(columns[:, others], widths)
             if of_widths.mean() < _WORTH * errors.mean():
                 chosen, errors, by_width = others, of_widths, widths
@@ -154,49 +159,50 @@ def _fit(operator: Operator, seen: Sequence[Observation], context: CostContext) 
     return OperatorCost(terms, float(errors.mean()), float(errors.max()), len(seen), factors)
 
 
-def _choose(columns: Array) -> list[int]:
-    """Which quantities to sum: the one that lowers the leave-one-out error most, again and again, while it is worth it.
+def _choose(columns: Array, basic: Sequence[int]) -> list[int]:
+    """Which quantities to sum: the basic ones, and then whichever lowers the leave-one-out error most, while it is
+    worth it, less those that have become of no use.
 
     A point that is left out is taken not to change which coefficients are above zero. Then its error is that of the
     whole fit, divided by 1 - h, where h is its leverage. `_left_out` tells the error of what was chosen, fit by fit.
     """
-    chosen: list[int] = []
-    best = math.inf
-    most = max(1, min(_MOST_TERMS, len(columns) - 2, columns.shape[1]))
+    chosen = list(basic)
+    best = _quick_error(columns[:, chosen])
+    most = min(_MOST_TERMS, len(columns) - 2)
     while len(chosen) < most:
         others = [at for at in range(columns.shape[1]) if at not in chosen]
         for count in (1, 2):  # two at once where one alone is not worth it
             tried = [(_quick_error(columns[:, [*chosen, *more]]), more) for more in combinations(others, count)]
             error, more = min(tried, default=(math.inf, ()))
-            if error < _WORTH * best and len(chosen) + count <= most:
+            if error < _WORTH**count * best and len(chosen) + count <= most:
                 break
         else:
             break
         chosen += more
         best = error
-    return chosen
+    solution = nonnegative_least_squares(columns[:, chosen], np.ones(len(columns)))
+    return [at for at, value in zip(chosen, solution, strict=True) if value > 0]
 
 
 def _quick_error(columns: Array) -> float:
     solution = nonnegative_least_squares(columns, np.ones(len(columns)))
-    used = columns[:, solution > 0]
-    orthogonal, _ = np.linalg.qr(used / np.sqrt((used**2).sum(axis=0)))
+    used = columns[:, (solution > 0) & (columns.max(axis=0) > 0)]
+    orthogonal, _ = np.linalg.qr(used / used.max(axis=0))
     leverage = np.minimum((orthogonal**2).sum(axis=1), _MOST_LEVERAGE)
     return float(np.mean(np.abs(1.0 - columns @ solution) / (1.0 - leverage)))
 
 
 def _solve(columns: Array, widths: Sequence[str]) -> tuple[Array, dict[str, float]]:
     """Coefficients for relative errors; and where widths are told, a factor for each."""
-    scale = np.ones(len(columns))
-    solution = _robust(columns)
+    solution, scale, ones = _robust(columns), np.ones(len(columns)), np.ones(len(columns))
     factors: dict[str, float] = {}
-    for _ in range(_ROUNDS if widths else 0):
+    for _ in range(_WIDTH_ROUNDS if widths else 0):
         logs: dict[str, list[float]] = {}
         for width, predicted in zip(widths, columns @ solution, strict=True):
             logs.setdefault(width, []).append(-math.log(max(predicted, 1e-9)))
         factors = {width: math.exp(statistics.fmean(some)) for width, some in logs.items()}
         scale = np.array([factors.get(width, 1.0) for width in widths])
-        solution = _robust(columns * scale[:, None])
+        solution = nonnegative_least_squares(columns * scale[:, None], ones)
     return solution, factors
 
 

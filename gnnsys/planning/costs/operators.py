@@ -176,17 +176,24 @@ def _sources(s: Sizes) -> float:
     return s["sources"] or max(s["edges"], s["destinations"])
 
 
-def _first_rows(s: Sizes) -> float:
-    """How many different sources so many edges meet, where each may be any."""
+def _first_rows(s: Sizes) -> tuple[float, float]:
+    """How many sources the edges meet for the first time, and how many of these are strewn over a table.
+
+    Those of a block have all an edge, and are numbered in the order of edges: they are read one after the other. Where
+    there are more of them, a table is read straight, and each edge may meet any.
+    """
     sources = _sources(s)
-    return -sources * math.expm1(-s["edges"] / sources) if sources > 0 else 0.0
+    if sources <= s["edges"] + s["destinations"]:
+        return min(sources, s["edges"]), 0.0
+    first = -sources * math.expm1(-s["edges"] / sources)
+    return first, first
 
 
 def _host_spmm(s: Sizes, context: CostContext) -> dict[str, float]:
     row = s["width"] * s["itemsize"]
     idle = _idle(context, math.ceil((s["edges"] + s["destinations"]) / _CHUNK_WORK))
-    table, lines, first = _sources(s) * row, _lines(row, LINE), _first_rows(s)
-    again, written = s["edges"] - first, s["destinations"] * row
+    table, lines, written = _sources(s) * row, _lines(row, LINE), s["destinations"] * row
+    _, strewn = _first_rows(s)
     vectors = math.ceil(4 * s["width"] / context.vector_bytes)
     is_whole = vectors <= 8 or (vectors == 16 and context.vector_bytes != 32)  # the sums stay in registers
     return {
@@ -194,13 +201,12 @@ def _host_spmm(s: Sizes, context: CostContext) -> dict[str, float]:
         "edges": s["edges"] * idle,
         "destinations": s["destinations"] * idle,
         "elements": s["edges"] * s["width"] * idle,
-        "first lines": first * lines,
-        "far first lines": first * lines * _beyond(context.last_cache, table),
-        "core lines": again * lines * _beyond(context.core_cache, table) * idle,
-        "far lines": again * lines * _beyond(context.last_cache, table),
         "stored edges": s["edges"] * idle * (not is_whole),
         "stored lines": s["edges"] * lines * idle * (not is_whole),
-        "page lines": _page_lines(s["edges"], row, table),
+        "strewn rows": strewn * idle,
+        "strewn lines": strewn * lines,
+        "far lines": s["edges"] * lines * _beyond(context.last_cache, table),
+        "page lines": _page_lines(strewn, row, table),
         "written": written,
         "fresh": written * (written > _FRESH),
     }
@@ -208,13 +214,14 @@ def _host_spmm(s: Sizes, context: CostContext) -> dict[str, float]:
 
 def _device_spmm(s: Sizes, context: CostContext) -> dict[str, float]:
     row = s["width"] * s["itemsize"]
-    table, sectors, first = _sources(s) * row, _lines(row, SECTOR), _first_rows(s)
+    table, sectors, (first, strewn) = _sources(s) * row, _lines(row, SECTOR), _first_rows(s)
     return {
         "call": 1.0,
         "edges": s["edges"],
         "destinations": s["destinations"],
         "bytes": s["edges"] * row,
         "first sectors": first * sectors,
+        "strewn sectors": strewn * sectors,
         "far sectors": (s["edges"] - first) * sectors * _beyond(context.device_cache, table),
         "split sectors": s["edges"] * sectors * (row % 128 != 0),
         "written": s["destinations"] * row,

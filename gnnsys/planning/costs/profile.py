@@ -25,7 +25,7 @@ _STANDS_FOR = {  # pairs are measured of these; the others use the same memory, 
 
 
 @dataclass(frozen=True)
-class MachineFacts:
+class ProfiledMachine:
     """What a profile is of: it says nothing about any other. `gpu` and `driver` are empty where there is none."""
 
     processor: str = ""
@@ -43,7 +43,7 @@ class MachineProfile:
     """`pairs[a, b]` is by how much `a` takes longer while `b` runs beside it. Operators on the host use
     `machine.threads` threads. `seconds_taken` is what profiling took."""
 
-    machine: MachineFacts
+    machine: ProfiledMachine
     costs: CostModel
     pairs: Mapping[tuple[str, str], float] = field(default_factory=dict)
     seconds_taken: float = 0.0
@@ -112,7 +112,7 @@ class MachineProfile:
             device_macs=0.5e12 * device_tflops,
             launch=1e-6 * launch_us,
         )
-        facts = MachineFacts(processor, cores, used, gpu, source=source)
+        facts = ProfiledMachine(processor, cores, used, gpu, source=source)
         caches = {"last_cache": int(1e6 * host_cache_mb), "device_cache": int(1e6 * device_cache_mb)}
         return cls(facts, CostModel(rated_costs(rated), CostContext(threads=1, **caches)))  # rates are of all threads
 
@@ -140,7 +140,7 @@ class MachineProfile:
         try:
             pairs = {(str(one), str(other)): max(1.0, float(factor)) for one, other, factor in value["pairs"]}
             costs = CostModel.from_json(value["costs"])
-            return cls(MachineFacts(**value["machine"]), costs, pairs, float(value["seconds_taken"]))
+            return cls(ProfiledMachine(**value["machine"]), costs, pairs, float(value["seconds_taken"]))
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"this is no machine profile: {error!r}") from error
 

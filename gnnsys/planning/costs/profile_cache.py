@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 
 from gnnsys.observe import num_usable_cores
-from gnnsys.planning.costs.facts import facts_of
-from gnnsys.planning.costs.profile import MachineFacts, MachineProfile
+from gnnsys.planning.costs.facts import facts_of, gpu_of
+from gnnsys.planning.costs.profile import MachineProfile, ProfiledMachine
 from gnnsys.planning.costs.profiling import BUDGET_SECONDS, profile_machine
 
 
@@ -25,6 +25,7 @@ def machine_profile(
     A file that is damaged, or is of another machine, is made anew. A cache that cannot be written to is no error: the
     next process will measure again.
     """
+    device = gpu_of(device)
     facts = facts_of(device, num_usable_cores() if threads is None else threads)
     kept = cached_profile(facts)
     if kept is not None:
@@ -37,7 +38,7 @@ def machine_profile(
     return made
 
 
-def cached_profile(facts: MachineFacts) -> MachineProfile | None:
+def cached_profile(facts: ProfiledMachine) -> MachineProfile | None:
     """What the cache has of such a machine; None where that is nothing of use."""
     try:
         found = MachineProfile.load(profile_path(facts))
@@ -46,7 +47,7 @@ def cached_profile(facts: MachineFacts) -> MachineProfile | None:
     return found if found.machine == facts else None
 
 
-def profile_path(facts: MachineFacts) -> Path:
+def profile_path(facts: ProfiledMachine) -> Path:
     """The file of a machine's profile, in `XDG_CACHE_HOME` or `~/.cache`."""
     home = os.environ.get("XDG_CACHE_HOME", "")
     root = Path(home) if os.path.isabs(home) else Path.home() / ".cache"

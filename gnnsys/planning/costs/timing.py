@@ -19,6 +19,7 @@ from gnnsys.planning.costs.model import Observation
 _LEAST_SECONDS = 2e-3  # of a measurement on the host
 _MOST_CALLS = 16  # in one measurement
 _ROUNDS, _MOST_ROUNDS = 4, 9  # as many as sizes are chosen for; more where time is left
+_GENEROUS = 2.0  # times an even share of the time, as most operators need less
 _FEWEST = 6  # sizes of an operator that stay, however slow they are
 
 
@@ -101,7 +102,7 @@ def _warm_up(probes: Sequence[CostProbe], deadline: float, timer: ProbeTimer) ->
     for probe in probes:
         by_operator.setdefault(probe.operator, []).append(probe)
     left = max(0.0, deadline - time.perf_counter())
-    allowed = left / (1 + _ROUNDS) / max(1, len(by_operator))  # for one round of an operator
+    allowed = _GENEROUS * left / (1 + _ROUNDS) / max(1, len(by_operator))  # for one round of an operator
     kept = []
     for some in by_operator.values():
         spent, count = 0.0, 0

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from gnnsys.planning.scheduling.contention import SlowDown, slowed
 from gnnsys.planning.scheduling.operations import RESOURCES, PlanGraph
 from gnnsys.planning.scheduling.shares import RuleShares, bound, round_shares
 from gnnsys.planning.scheduling.simulate import steady_seconds
@@ -100,19 +101,19 @@ def compare_batches(
     default: str | None = None,
     refused: Mapping[str, str] | None = None,
     mixes: bool = True,
+    slow_down: SlowDown | None = None,
 ) -> PlanComparison:
     """Plans of batches that follow each other without end, by name, and the best mix of them where it `mixes`.
 
-    `default` is what is done without a plan.
+    `default` is what is done without a plan. With `slow_down`, operations are slower beside each other; the bound is
+    of what they take alone.
     """
-    estimates = [
-        PlanEstimate(name, steady_seconds([graph]), graph.busy(), graph.chain()) for name, graph in graphs.items()
-    ]
+    estimates = [_estimate(name, [graph], slow_down) for name, graph in graphs.items()]
     shares = bound({name: graph.busy() for name, graph in graphs.items()})
     best = min(estimates, key=lambda one: one.seconds)
     chosen = best
     if mixes and not isinstance(shares, str) and len(pattern := round_shares(shares.shares)) > 1:
-        mix = _mix([graphs[name] for name in pattern], pattern)
+        mix = replace(_estimate("mix", [graphs[name] for name in pattern], slow_down), pattern=pattern)
         estimates.append(mix)
         if mix.seconds < MIX_IS_WORTH * best.seconds:
             chosen = mix
@@ -120,10 +121,12 @@ def compare_batches(
     return PlanComparison("batch", ordered, chosen, _reason(chosen, ordered, default), shares, dict(refused or {}))
 
 
-def _mix(graphs: Sequence[PlanGraph], pattern: tuple[str, ...]) -> PlanEstimate:
+def _estimate(name: str, graphs: Sequence[PlanGraph], slow_down: SlowDown | None) -> PlanEstimate:
+    if slow_down is not None:
+        graphs = slowed(graphs, slow_down)
     busy = [graph.busy() for graph in graphs]
     mean = {resource: sum(one[resource] for one in busy) / len(busy) for resource in RESOURCES}
-    return PlanEstimate("mix", steady_seconds(graphs), mean, max(graph.chain() for graph in graphs), pattern)
+    return PlanEstimate(name, steady_seconds(graphs), mean, max(graph.chain() for graph in graphs))
 
 
 def _told(pattern: tuple[str, ...]) -> str:

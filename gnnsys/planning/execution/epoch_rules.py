@@ -81,28 +81,27 @@ class _Epoch(OperationList):
         self.once = 0.0
 
     def aggregate_first(self) -> None:
-        step = self.sums(self._edges, self._count, self._features, self._rows_up())
+        step = self._sums(self._features, self._rows_up())
         step = self._upper(self._products(step))
         if self._trains and self._rows == STREAMED:
-            step = self.sums(self._edges, self._count, self._features, self._up(step))
+            step = self._sums(self._features, self._up(step))
         self._finish(self._weights_gradient(step))
 
     def transform_first(self) -> None:
         step = self._products(self._rows_up())
-        step = self._upper(self.sums(self._edges, self._count, self._width, step))
+        step = self._upper(self._sums(self._width, step))
         if self._trains:
-            step = self.sums(self._edges, self._count, self._width, step)
+            step = self._sums(self._width, step)
             step = self._up(step) if self._rows == STREAMED else step
         self._finish(self._weights_gradient(step))
 
     def pre_aggregate(self) -> None:
-        sums = self.sums(self._edges, self._count, self._features, (), on="host")
-        self._of_sums(sums)
+        self._of_sums(self._sums(self._features, (), on="host"))
 
     def hoist(self) -> None:
         on = "device" if self._rows == KEPT else "host"
         once = OperationList(self._costs, self._width)
-        once.sums(self._edges, self._count, self._features, (), on=on)
+        once.sums(self._edges, self._count, self._features, (), sources=self._count, on=on)
         self.once = sum(one.seconds for one in once.operations)
         self._of_sums(())
 
@@ -124,9 +123,9 @@ class _Epoch(OperationList):
                 "product/host", CORES, here, rows=self._count, inner=self._features, width=self._width
             )  # fmt: skip
         step = (*self.add("copy/up", UP, here, bytes=rows_bytes), *structure)
-        step = self._upper(self.sums(self._edges, self._count, self._width, step))
+        step = self._upper(self._sums(self._width, step))
         if self._trains:
-            step = self.sums(self._edges, self._count, self._width, step)
+            step = self._sums(self._width, step)
             step = self.add("copy/down", DOWN, step, bytes=rows_bytes)
             for _ in range(self._kind.products):
                 step = self.add(
@@ -149,6 +148,9 @@ class _Epoch(OperationList):
     def _up(self, after: After) -> After:
         """H, or what is as large."""
         return self.add("copy/up", UP, after, bytes=FLOAT * self._count * self._features)
+
+    def _sums(self, width: int, after: After, on: str = "device") -> After:
+        return self.sums(self._edges, self._count, width, after, sources=self._count, on=on)
 
     def _products(self, after: After) -> After:
         return self.products(self._kind, self._count, self._features, self._width, after=after)

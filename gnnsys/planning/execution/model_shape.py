@@ -15,12 +15,14 @@ PURE, TRANSFORM, AGGREGATE, SPLIT = "pure GPU", "pre-transform", "pre-aggregate"
 class LayerKind:
     """`products` by weights: of the sums, and of own rows. `own_rows`: a destination's own row is not in its sum;
     `self_edges`: it is, by one more edge. `has_mlp`: an MLP of one hidden layer follows the sums, so they come first.
-    `why_not_linear` is None where the reduction is."""
+    `edge_passes`: how often edges are gone over, once for sums and once for scores. `why_not_linear` is None where the
+    reduction is."""
 
     products: int = 1
     own_rows: bool = False
     self_edges: bool = False
     has_mlp: bool = False
+    edge_passes: int = 1
     why_not_linear: str | None = None
 
 
@@ -28,7 +30,7 @@ KINDS = {
     "sage": LayerKind(products=2, own_rows=True),
     "gcn": LayerKind(self_edges=True),
     "gin": LayerKind(own_rows=True, has_mlp=True),
-    "gat": LayerKind(why_not_linear="attention weighs rows by weights that train"),
+    "gat": LayerKind(edge_passes=2, why_not_linear="attention weighs rows by weights that train"),
 }
 
 
@@ -78,5 +80,5 @@ class LayerSize:
     edges: float
 
     def summed_edges(self, kind: LayerKind) -> float:
-        """With those of nodes to themselves, where the layer has such."""
-        return self.edges + (self.destinations if kind.self_edges else 0)
+        """With those of nodes to themselves, where the layer has such, and as often as it goes over them."""
+        return kind.edge_passes * (self.edges + (self.destinations if kind.self_edges else 0))

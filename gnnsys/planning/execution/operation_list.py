@@ -87,19 +87,19 @@ class OperationList:
         edges, rows = size.summed_edges(kind), size.destinations
         transformed = size.sources if transform_first else None
         if not transform_first:
-            after = self.sums(edges, rows, inner, after)
+            after = self.sums(edges, rows, inner, after, sources=size.sources)
         after = self.products(kind, rows, inner, width, after=after, needs_weights=is_first, transformed=transformed)
         if transform_first:
-            after = self.sums(edges, rows, width, after)
+            after = self.sums(edges, rows, width, after, sources=size.sources)
         if not self._trains:
             return
         if transform_first:
-            after = self.sums(edges, size.sources, width, after)  # the gradient of what was summed
+            after = self.sums(edges, size.sources, width, after, sources=rows)  # the gradient of what was summed
         after = self.gradients(
             kind, rows, inner, width, after=after, of_inputs=not is_first, transformed=transformed
         )  # fmt: skip
         if not transform_first and not is_first:
-            self.sums(edges, size.sources, inner, after)
+            self.sums(edges, size.sources, inner, after, sources=rows)
 
     def _total(self) -> float:
         return sum(one.seconds for one in self.operations)
@@ -110,8 +110,12 @@ class OperationList:
             after = self.layer(KINDS[model.kind], size, inner, width, after=after)
         return self.add("launch/device", GPU, after, calls=_CALLS_PER_LAYER * model.num_layers + _CALLS_PER_STEP)
 
-    def sums(self, edges: float, destinations: float, width: int, after: After, on: str = "device") -> After:
+    def sums(
+        self, edges: float, destinations: float, width: int, after: After, *, sources: float, on: str = "device"
+    ) -> After:
+        """Over edges from `sources` rows to `destinations`."""
         resource = GPU if on == "device" else CORES
         return self.add(
-            f"spmm/{on}", resource, after, edges=edges, destinations=destinations, width=width, itemsize=FLOAT
-        )
+            f"spmm/{on}", resource, after, edges=edges, destinations=destinations, width=width, itemsize=FLOAT,
+            sources=sources,
+        )  # fmt: skip

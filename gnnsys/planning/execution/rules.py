@@ -116,7 +116,7 @@ def plan_batch(costs: OperatorCosts, model: ModelShape, batch: BatchSizes, how: 
 
 def _sample(made: OperationList, batch: BatchSizes, sampling: str) -> After:
     """Structure, where it was sampled."""
-    edges, nodes, hops = batch.sampled_edges, batch.layers[0].sources, len(batch.layers)
+    edges, nodes, hops = max(1.0, batch.sampled_edges), batch.layers[0].sources, len(batch.layers)
     return made.add(f"sample/{sampling}", SAMPLING[sampling], (), edges=edges, nodes=nodes, hops=hops)
 
 
@@ -172,14 +172,16 @@ def _sums(
     summed = first.destinations * (1 - (1 - missing) ** degree)  # those with an edge that is missing
     own = first.destinations * (1 - batch.hit_rate if how.rule == SPLIT else 1.0) if kind.own_rows else 0.0
     at_host = _structure_down(made, batch, sampled) if edges + own > 0 else sampled
-    at_host = made.sums(edges, summed, features, at_host, on="host")
+    at_host = made.sums(edges, summed, features, at_host, sources=max(1.0, missing * first.sources), on="host")
     at_host = made.add("gather/host", CORES, at_host, rows=own, row_bytes=row_bytes)
     arrived = made.add("copy/up", UP, at_host, bytes=(summed + own) * row_bytes)
     there = _structure_there(made, batch, sampled)
     if how.rule == SPLIT:
         hits = batch.hit_rate * first.sources
         there = made.add("gather/device", GPU, there, rows=hits, row_bytes=row_bytes)
-        there = made.sums(batch.edge_hits * first.summed_edges(kind), first.destinations, features, there)
+        there = made.sums(
+            batch.edge_hits * first.summed_edges(kind), first.destinations, features, there, sources=max(1.0, hits)
+        )
     return (*arrived, *there)
 
 
@@ -197,9 +199,9 @@ def _pre_transform(
     for rows in sizes:
         here = made.add("product/host", CORES, here, rows=rows, inner=features, width=width)
     step = (*made.add("copy/up", UP, here, bytes=product_bytes), *_structure_there(made, batch, sampled))
-    step = made.sums(first.summed_edges(kind), first.destinations, width, step)
+    step = made.sums(first.summed_edges(kind), first.destinations, width, step, sources=first.sources)
     step = made.upper_layers(model, batch.layers, step)
-    step = made.sums(first.summed_edges(kind), first.sources, width, step)  # backward
+    step = made.sums(first.summed_edges(kind), first.sources, width, step, sources=first.destinations)  # backward
     back = made.add("copy/down", DOWN, step, bytes=product_bytes)
     for rows in sizes:
         back = made.add("backward/host", CORES, back, rows=rows, inner=features, width=width, input_gradient=0)

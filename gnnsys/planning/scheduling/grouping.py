@@ -4,7 +4,7 @@ The lower level finds the rules by which a group's batches end first: exactly up
 group fails where that is more than 1 - mu of what its batches take one by one. The upper level deals the batches of
 failed groups anew, so that in each group compute and transfer take the same time. mu rises, and a group of one batch
 always fails: the last grouping may be worse than one before. So the best that was seen is kept, and every plan of one
-rule for all batches counts as seen.
+rule for all batches counts as seen; so does a few batches' plan by lists alone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import math
 import random
 from bisect import insort
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from gnnsys.planning.scheduling.operations import CORES, GPU, PlanGraph
@@ -62,6 +62,25 @@ def plan_groups(
         raise ValueError(f"groups have 1 to {LARGEST_GROUP} batches, got beta={beta}")
     if not (0 < mu_star < 1 and alpha > 0 and tau >= 0):
         raise ValueError(f"mu_star is between 0 and 1, alpha more than 0, got {mu_star}, {alpha}")
+    merged = _merged(batches)
+    plan = _planned(merged, beta, mu_star, alpha, tau, seed)
+    graphs = [batch[rule] for batch, rule in zip(batches, plan.rules, strict=True)]
+    starts = [g.split_starts(s, in_order=False) for g, s in zip(graphs, plan.schedule.starts, strict=True)]
+    return replace(plan, schedule=replace(plan.schedule, starts=tuple(starts)))
+
+
+def _merged(batches: Sequence[Mapping[str, PlanGraph]]) -> list[Mapping[str, PlanGraph]]:
+    """With fewer operations; batches of one mapping still are."""
+    found: dict[int, Mapping[str, PlanGraph]] = {}
+    for batch in batches:
+        if id(batch) not in found:
+            found[id(batch)] = {rule: graph.merged(in_order=False) for rule, graph in batch.items()}
+    return [found[id(batch)] for batch in batches]
+
+
+def _planned(
+    batches: Sequence[Mapping[str, PlanGraph]], beta: int, mu_star: float, alpha: float, tau: int, seed: int
+) -> GroupedPlan:
     lower, numbers = _LowerLevel(batches), list(range(len(batches)))
     random.Random(seed).shuffle(numbers)
     groups = [numbers[first : first + beta] for first in range(0, len(numbers), beta)]
@@ -77,7 +96,7 @@ def plan_groups(
         groups = [group for group in groups if group not in failed]
         groups += [[loose[place] for place in places] for places in dealt]
         best = min(best, _join(batches, groups, lower), key=lambda plan: plan.seconds)
-    return min([best, *_of_one_rule(batches, beta)], key=lambda plan: plan.seconds)
+    return min([best, *_without_groups(batches, beta)], key=lambda plan: plan.seconds)
 
 
 def regroup(ratios: Sequence[float], most: int) -> list[list[int]]:
@@ -239,12 +258,14 @@ def _listed(graphs: Sequence[PlanGraph], order: Sequence[int], longest_first: bo
     return BatchSchedule(found.seconds, tuple(starts[number] for number in range(len(graphs))))
 
 
-def _of_one_rule(batches: Sequence[Mapping[str, PlanGraph]], beta: int) -> list[GroupedPlan]:
-    """Every rule that all batches have, for all of them."""
+def _without_groups(batches: Sequence[Mapping[str, PlanGraph]], beta: int) -> list[GroupedPlan]:
+    """Every rule that all batches have, for all of them; and, where they are few, all of them by lists."""
     numbers = range(len(batches))
     groups = tuple(tuple(numbers[first : first + beta]) for first in range(0, len(numbers), beta))
     plans = []
     for rule in [rule for rule in batches[0] if all(rule in batch for batch in batches)]:
         schedule = best_schedule([batch[rule] for batch in batches])
         plans.append(GroupedPlan(groups, (rule,) * len(batches), schedule))
+    if len(batches) <= LARGEST_GROUP:
+        plans.append(GroupedPlan(groups, *_listed_rules(batches)))
     return plans

@@ -5,7 +5,7 @@ DAHA calls it an execution plan graph (section 3.2.2). A resource serves one ope
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -82,6 +82,19 @@ class PlanGraph:
         A schedule of it is one of the whole graph. An operation joins the one before it where it waits for nothing
         else, and nothing else waits for that one. Where steps are not `in_order`, no operation waits for weights.
         """
+        return self._merge(in_order)[0]
+
+    def split_starts(self, starts: Sequence[float], *, in_order: bool = True) -> tuple[float, ...]:
+        """When these operations begin, by when those of the `merged` graph do: one after the other."""
+        begins = list(starts)
+        found = []
+        for one, place in zip(self.operations, self._merge(in_order)[1], strict=True):
+            found.append(begins[place])
+            begins[place] += one.seconds
+        return tuple(found)
+
+    def _merge(self, in_order: bool) -> tuple[PlanGraph, list[int]]:
+        """And in which of its operations each of these is."""
         followers: dict[int, list[int]] = {}
         for number, operation in enumerate(self.operations):
             for before in operation.after:
@@ -100,7 +113,7 @@ class PlanGraph:
                 place[number] = len(made)
                 after = tuple(sorted({place[other] for other in one.after}))
                 made.append(Operation(one.operator, one.resource, one.seconds, after, in_order and one.needs_weights))
-        return PlanGraph(made)
+        return PlanGraph(made), [place[number] for number in range(len(self.operations))]
 
     def __repr__(self) -> str:
         return f"PlanGraph({', '.join(f'{one.operator} {one.seconds:.3g} s' for one in self.operations)})"

@@ -42,9 +42,11 @@ def bound(uses: Mapping[str, Mapping[str, float]]) -> RuleShares | str:
     matrix = np.array([[uses[rule].get(resource, 0.0) for rule in rules] for resource in resources], dtype=np.float64)
     if not np.isfinite(matrix).all() or (matrix < 0).any():
         raise ValueError("seconds on a resource are numbers of 0 or more")
-    scale = float(matrix.max(initial=0.0))
+    alone = matrix.max(axis=0, initial=0.0)  # what each rule takes by itself
+    scale = float(alone.min())  # so the optimum is at most 1, however slow other rules are
     if scale == 0:
-        return RuleShares(0.0, {rule: float(number == 0) for number, rule in enumerate(rules)}, ())
+        first = int(alone.argmin())
+        return RuleShares(0.0, {rule: float(number == first) for number, rule in enumerate(rules)}, ())
     if _num_vertices(len(rules), len(resources)) <= _MOST_VERTICES:
         found = _best_vertex(matrix / scale)
     else:
@@ -81,13 +83,15 @@ def _best_vertex(matrix: np.ndarray) -> np.ndarray:
             systems = np.zeros((len(of_rules), k + 1, k + 1))
             systems[:, :k, :k] = matrix[list(rows)][:, of_rules].transpose(1, 0, 2)
             systems[:, :k, k], systems[:, k, :k] = -1.0, 1.0
-            is_regular = np.abs(np.linalg.det(systems)) > 1e-12
+            is_regular = np.linalg.det(systems) != 0  # nearly singular ones give shares that are looked at as any
             right = np.zeros((k + 1, 1))
             right[k] = 1.0
             solved = np.linalg.solve(systems[is_regular], right)[:, :k, 0]
             shares = np.zeros((len(solved), num_rules))
             np.put_along_axis(shares, of_rules[is_regular], solved, axis=1)
-            shares = shares[(shares >= -_SLACK).all(axis=1)]
+            shares = np.clip(shares[np.isfinite(shares).all(axis=1) & (shares >= -_SLACK).all(axis=1)], 0.0, None)
+            shares = shares[shares.sum(axis=1) > 0]
+            shares /= shares.sum(axis=1, keepdims=True)
             if len(shares):
                 seconds = (shares @ matrix.T).max(axis=1)
                 nearly = seconds <= seconds.min() + _SLACK

@@ -4,10 +4,10 @@ Table 6 does not say what shapes were measured. What makes it consistent with Ta
 
 - its figures are seconds of 100 epochs; those of M1 are multiples of 0.1, so its clock told milliseconds;
 - `spmm` is A times the features, at their full width, A with self loops (Eq. 1): CS and Physics then take the same time
-  per multiply-add on each device, within a tenth on the processors and a quarter on the GPUs;
+  per multiply-add, to 12% on the processors and 29% on the GPUs, and Pubmed's narrow rows more;
 - `mm` is features times weights of 16 columns, forward alone: 46 to 50 GB of features a second on M1's processor;
-- `Data transfer` is Vol_G and Vol_F of Table 2, whose MB are 2^20 bytes: 7 to 8.5 GB/s on M1 and 4 to 5 on M2, so the
-  copies were from pageable memory.
+- `Data transfer` is Vol_G and Vol_F of Table 2, whose MB are 2^20 bytes: 7.2 to 8.5 GB/s on M1 and 4.4 to 4.6 on M2, so
+  the copies were from pageable memory.
 
 `python -m tests.planning.costs.published --write` makes examples/machines/m1.json and m2.json.
 """

@@ -1,0 +1,201 @@
+"""`gnnsys bench execution --only costs`: how long a machine's profile takes, and how far its predictions are off.
+
+Predictions are asked about what was not profiled: other rows, half of them of other widths, and batches of two graphs
+that nobody has seen. Beside them stands Eq. 2 of DAHA as written, which knows no widths: it is fitted to ten blocks of
+one width, and asked about the others of this width alone.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from gnnsys.bench.case import OURS, Benchmark, Case, Side, Versus, value
+from gnnsys.bench.gpu.inputs import device, is_gpu
+from gnnsys.bench.lab_jobs import say
+from gnnsys.bench.workload import FULL, SEED, Workload
+from gnnsys.graph import EDGE, NODE, Graph, rmat, sbm
+from gnnsys.observe import num_usable_cores
+from gnnsys.ops import CSC, HAS_CUDA_KERNELS
+from gnnsys.planning import (
+    CostModel,
+    CostProbe,
+    CubicCost,
+    DeviceProbes,
+    HostProbes,
+    MachineProfile,
+    Observation,
+    ProbeTimer,
+    compute_threads,
+    profile_machine,
+    random_block,
+    sampling_threads,
+    time_probes,
+)
+from gnnsys.sampling import NeighborSampler, SampleKey
+
+LIMIT, EQUATION = "limit", "Eq. 2, ten points of one width"
+PROFILE_SECONDS, FIT_SECONDS, MEAN_PERCENT, WORST_PERCENT = 20.0, 1.0, 6.0, 20.0
+HOST = ("sample/host", "gather/host", "spmm/host", "product/host", "backward/host", "optimizer/host")
+ON_GPU = (
+    "sample/device", "sample/pinned", "gather/device", "gather/bus", "gather/cached", "copy/up", "copy/down",
+    "copy/pageable", "compact/device", "spmm/device", "product/device", "backward/device", "optimizer/device",
+    "launch/device",
+)  # fmt: skip
+BY_EQUATION = ("spmm/host", "spmm/device")
+_FIRST, _POINTS = 100, 10  # of the sequence of shapes: far from those of a profile
+_WIDTH, _TEN, _ASKED = 128, 10, 6
+_WIDTHS = (100, 256, 64, 172)  # of rows of four batches
+_BATCHES = (((10, 10), 512), ((15, 10, 5), 200), ((25, 10), 128))
+_CHECK_SECONDS = 25.0
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Of every operator the relative errors of all predictions; and those of Eq. 2."""
+
+    profile: MachineProfile
+    fit_seconds: float
+    errors: dict[str, list[float]]
+    by_equation: dict[str, list[float]]
+
+
+def costs(work: Workload) -> Iterator[Case]:
+    def figure(name: str, of: Callable[[Checked], float], limit: float, unit: str) -> Case:
+        def sides() -> dict[str, Side]:
+            checked = _checked(work)
+            return {OURS: Side(lambda: of(checked)), LIMIT: Side(lambda: limit)}
+
+        return Case(f"execution/costs/{name}", value(unit), sides, (Versus((LIMIT,), 1.0),), repeats=1)
+
+    yield figure("profile", lambda checked: checked.profile.seconds_taken, PROFILE_SECONDS, "s")
+    yield figure("fit", lambda checked: checked.fit_seconds, FIT_SECONDS, "s")
+    for operator in (*HOST, *(ON_GPU if _gpu(work) is not None else ())):
+        yield _errors(work, operator, "mean", statistics.fmean, MEAN_PERCENT)
+        yield _errors(work, operator, "worst", max, WORST_PERCENT)
+
+
+def _errors(work: Workload, operator: str, name: str, of: Callable[[list[float]], float], limit: float) -> Case:
+    def sides() -> dict[str, Side]:
+        checked = _checked(work)
+        found = {OURS: Side(lambda: 100 * of(checked.errors[operator])), LIMIT: Side(lambda: limit)}
+        if operator in BY_EQUATION:
+            found[EQUATION] = Side(lambda: 100 * of(checked.by_equation[operator]))
+        return found
+
+    versus: tuple[Versus, ...] = (Versus((LIMIT,), 1.0),)
+    if operator in BY_EQUATION:
+        versus += (Versus((EQUATION,)),)
+    return Case(f"execution/costs/{operator}/{name} error", value("%"), sides, versus, repeats=1)
+
+
+def _gpu(work: Workload) -> torch.device | None:
+    return device(work) if is_gpu(work) and torch.cuda.is_available() and HAS_CUDA_KERNELS else None
+
+
+def _checked(work: Workload) -> Checked:
+    return work.once("execution/costs", lambda: _check(work))
+
+
+def _check(work: Workload) -> Checked:
+    gpu, threads, is_full = _gpu(work), num_usable_cores(), work.sizes is FULL
+    profile = profile_machine(gpu, threads, PROFILE_SECONDS - 1 if is_full else 1.0)
+    say(profile.report())
+    scale = 1.0 if is_full else 0.1
+    context = profile.costs.context
+    with compute_threads(threads), sampling_threads(threads) as pool, torch.no_grad():
+        host = HostProbes(context, pool, first=_FIRST, seed=SEED, scale=scale)
+        there = None if gpu is None else DeviceProbes(gpu, context, first=_FIRST, seed=SEED)
+        blocks, graphs = _blocks(work)
+        timer, seconds = ProbeTimer(gpu), _CHECK_SECONDS if is_full else 1.0
+        seen = time_probes(_unseen(host, there, blocks, graphs), time.perf_counter() + seconds, timer)
+        ten, asked = (time_probes(some, time.perf_counter() + seconds / 4, timer) for some in _of_equation(host, there))
+    errors: dict[str, list[float]] = {}
+    for one in seen:
+        predicted = profile.seconds(one.operator, **one.sizes)
+        errors.setdefault(one.operator, []).append(abs(predicted / one.seconds - 1))
+        sizes = ", ".join(f"{name} {size:,.6g}" for name, size in one.sizes.items())
+        say(f"  {one.operator} {sizes}: {1e3 * one.seconds:.3f} ms, predicted {1e3 * predicted:.3f}")
+    by_equation = _equation_errors(ten, asked)
+    began = time.perf_counter()
+    CostModel.fit(seen, context)  # about as many points as a profile has
+    return Checked(profile, time.perf_counter() - began, errors, by_equation)
+
+
+def _graphs(work: Workload) -> list[Graph]:
+    """Power-law ones, of kinds that no profile has: degrees without a bound, and communities."""
+    num_nodes = work.sizes.num_nodes // 2
+    return [
+        rmat(num_nodes, 10 * num_nodes, seed=SEED),
+        sbm(num_nodes // 2, avg_degree=30, num_features=1, seed=SEED),
+    ]
+
+
+def _blocks(work: Workload) -> tuple[list[CSC], list[CSC]]:
+    """Whole batches as structures, and the graphs that they are of."""
+    blocks, structures = [], []
+    for graph in _graphs(work):
+        csc = graph.csc()
+        bare = Graph({NODE: csc.num_dst}, {EDGE: CSC(csc.indptr, csc.indices, csc.num_src)})
+        structures.append(bare.csc())
+        for count, fanouts in ((work.sizes.num_seeds // 4, [15, 10]), (work.sizes.num_seeds, [10, 5])):
+            seeds = torch.randperm(csc.num_dst, generator=torch.Generator("cpu").manual_seed(SEED))[:count]
+            found = NeighborSampler(bare, fanouts).sample({NODE: seeds}, key=SampleKey())
+            num_nodes, num_dst = found.node[NODE].numel(), int(found.col[EDGE].max()) + 1
+            blocks.append(CSC.from_sorted(torch.stack([found.row[EDGE], found.col[EDGE]]), num_nodes, num_dst))
+    return blocks, structures
+
+
+def _unseen(host: HostProbes, there: DeviceProbes | None, blocks: list[CSC], graphs: list[CSC]) -> list[CostProbe]:
+    """Batches of real graphs first, in case that time is short; then other shapes of every operator but samples."""
+    fits = [(b, w) for b, w in zip(blocks, _WIDTHS, strict=True) if b.num_src * w <= host.rows.numel()]
+    batches = [(csc, fanouts, seeds) for csc in graphs for fanouts, seeds in _BATCHES]
+    probes = [host.spmm_of(block, width) for block, width in fits]
+    probes += [host.sample_of(csc, fanouts, seeds) for csc, fanouts, seeds in batches]
+    others = host.all(_POINTS, _POINTS // 2)
+    if there is not None:
+        probes += [there.spmm_of(block, width) for block, width in fits]
+        for is_pinned in (False, True):
+            probes += [there.sample_of(csc, fanouts, 4 * seeds, is_pinned) for csc, fanouts, seeds in batches]
+        others += there.all(_POINTS, _POINTS // 2)
+    return probes + [probe for probe in others if not probe.operator.startswith("sample/")]
+
+
+def _of_equation(host: HostProbes, there: DeviceProbes | None) -> tuple[list[CostProbe], list[CostProbe]]:
+    """Ten blocks of one width for Eq. 2, as the paper draws ten subgraphs, and some more to ask about."""
+    most = min(200_000, host.rows.numel() // _WIDTH)
+    draw = torch.Generator("cpu").manual_seed(SEED)
+    probes = []
+    for place in (host, there):
+        for _ in range(_TEN + _ASKED):
+            num_src = int(1000 * (most / 1000) ** float(torch.rand(1, generator=draw)))
+            num_edges = int(num_src * (1 + 4 * float(torch.rand(1, generator=draw))))
+            block = random_block(num_edges, max(1, num_src // 4), num_src, draw)
+            if place is not None:
+                probes.append(place.spmm_of(block, _WIDTH))
+    parts = [probes[at : at + _TEN + _ASKED] for at in range(0, len(probes), _TEN + _ASKED)]
+    return [p for part in parts for p in part[:_TEN]], [p for part in parts for p in part[_TEN:]]
+
+
+def _equation_errors(ten: list[Observation], asked: list[Observation]) -> dict[str, list[float]]:
+    found = {}
+    for operator in {one.operator for one in ten}:
+        fitted_to = [one for one in ten if one.operator == operator]
+        model = CubicCost.fit(
+            [one.sizes["sources"] for one in fitted_to],
+            [one.sizes["edges"] for one in fitted_to],
+            [one.seconds for one in fitted_to],
+        )
+        found[operator] = [
+            abs(model.seconds(one.sizes["sources"], one.sizes["edges"]) / one.seconds - 1)
+            for one in asked
+            if one.operator == operator
+        ]
+    return found
+
+
+BENCHMARKS: list[Benchmark] = [costs]
