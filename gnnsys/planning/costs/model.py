@@ -20,10 +20,9 @@ from gnnsys.planning.costs.operators import CostContext, Operator, find_operator
 
 _VERSION = 1
 _ROUNDS = 2  # in which points far from all others come to count less
-_WIDTH_ROUNDS = 6  # of coefficients and factors of widths in turn
-_WORTH = 0.9  # of a simpler sum's leave-one-out error, for a longer sum to be taken
+_WORTH = 0.95  # of a simpler sum's leave-one-out error, for a longer sum to be taken
 _CLOSE = 0.05  # relative error, up to which points count alike
-_MOST_TERMS = 7
+_MOST_TERMS = 9
 _ENOUGH = 8  # points, to choose by
 _MOST_LEVERAGE = 0.999
 
@@ -144,15 +143,9 @@ def _fit(operator: Operator, seen: Sequence[Observation], context: CostContext) 
     chosen = _choose(columns, basic) if has_enough else basic
     errors = _left_out(columns[:, chosen], by_width)
     if operator.by_width is not None and has_enough:
-        _, factors = _solve(columns[:, chosen], widths)
-        apart = np.array([factors[width] for width in widths])
-        for others in (
-            chosen,
-            _choose(columns * apart[:, None], basic),
-        ):
-            of_widths = _left_out(columns[:, others], widths)
-            if of_widths.mean() < _WORTH * errors.mean():
-                chosen, errors, by_width = others, of_widths, widths
+        of_widths = _left_out(columns[:, chosen], widths)
+        if of_widths.mean() < _WORTH * errors.mean():
+            errors, by_width = of_widths, widths
     columns = columns[:, chosen]
     solution, factors = _solve(columns, by_width)
     terms = {names[at]: float(value) for at, value in zip(chosen, solution, strict=True) if value > 0}
@@ -193,17 +186,15 @@ def _quick_error(columns: Array) -> float:
 
 
 def _solve(columns: Array, widths: Sequence[str]) -> tuple[Array, dict[str, float]]:
-    """Coefficients for relative errors; and where widths are told, a factor for each."""
-    solution, scale, ones = _robust(columns), np.ones(len(columns)), np.ones(len(columns))
-    factors: dict[str, float] = {}
-    for _ in range(_WIDTH_ROUNDS if widths else 0):
-        logs: dict[str, list[float]] = {}
-        for width, predicted in zip(widths, columns @ solution, strict=True):
-            logs.setdefault(width, []).append(-math.log(max(predicted, 1e-9)))
-        factors = {width: math.exp(statistics.fmean(some)) for width, some in logs.items()}
-        scale = np.array([factors.get(width, 1.0) for width in widths])
-        solution = nonnegative_least_squares(columns * scale[:, None], ones)
-    return solution, factors
+    """Coefficients for relative errors; and where widths are told, by how much each is off, on average.
+
+    The coefficients are those without such factors: they are what is known of all other widths.
+    """
+    solution = _robust(columns)
+    logs: dict[str, list[float]] = {}
+    for width, predicted in zip(widths, columns @ solution, strict=bool(widths)):
+        logs.setdefault(width, []).append(-math.log(max(predicted, 1e-9)))
+    return solution, {width: math.exp(statistics.fmean(some)) for width, some in logs.items()}
 
 
 def _robust(columns: Array) -> Array:
