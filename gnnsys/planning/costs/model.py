@@ -1,7 +1,7 @@
 """Seconds of an operator from its sizes: sums of physical quantities, fitted to what was measured.
 
 Fits minimise relative errors, so that a batch of a thousand rows counts as much as one of a million. Coefficients are
-not negative, so no prediction is, and none falls where sizes grow.
+not negative, so no prediction is.
 """
 
 from __future__ import annotations
@@ -174,12 +174,14 @@ def _choose(columns: Array, basic: Sequence[int]) -> list[int]:
         chosen += more
         best = error
     solution = nonnegative_least_squares(columns[:, chosen], np.ones(len(columns)))
-    return [at for at, value in zip(chosen, solution, strict=True) if value > 0]
+    return [at for at, value in zip(chosen, solution, strict=True) if value > 0] or list(basic)
 
 
 def _quick_error(columns: Array) -> float:
     solution = nonnegative_least_squares(columns, np.ones(len(columns)))
     used = columns[:, (solution > 0) & (columns.max(axis=0) > 0)]
+    if used.shape[1] == 0:
+        return 1.0
     orthogonal, _ = np.linalg.qr(used / used.max(axis=0))
     leverage = np.minimum((orthogonal**2).sum(axis=1), _MOST_LEVERAGE)
     return float(np.mean(np.abs(1.0 - columns @ solution) / (1.0 - leverage)))

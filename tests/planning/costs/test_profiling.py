@@ -74,8 +74,9 @@ def test_threads_must_be_some_and_a_gpu_needs_kernels():
     with pytest.raises(ValueError, match="threads must be 1 or more, got 0"):
         profile_machine(None, 0)
     if not torch.cuda.is_available():
-        with pytest.raises(ValueError, match="needs CUDA kernels"):
-            profile_machine(torch.device("cuda", 0), 1)
+        for make in (profile_machine, machine_profile):
+            with pytest.raises(ValueError, match="needs CUDA kernels"):
+                make(torch.device("cuda", 0), 1)
 
 
 def test_probes_have_the_sizes_of_what_they_call():
