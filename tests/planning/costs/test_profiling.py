@@ -50,6 +50,9 @@ def test_a_profile_is_made_once_and_a_damaged_one_again(cache: Path, capsys: pyt
     path.write_text(path.read_text()[:100])
     again = machine_profile(None, 1, budget_seconds=0.3)
     assert again != made and machine_profile(None, 1) == again
+    assert command.main(["--threads", "1", "--again", "--budget", "0.2", "--out", str(cache / "here.json")]) == 0
+    newest = machine_profile(None, 1)
+    assert newest != again and profile_cache.MachineProfile.load(cache / "here.json") == newest and newest.error > 0
 
 
 def test_a_kept_profile_of_another_machine_is_not_taken(cache: Path):
