@@ -51,7 +51,7 @@ _FIRST, _POINTS = 100, 10  # of the sequence of shapes: far from those of a prof
 _WIDTH, _TEN, _ASKED = 128, 10, 6
 _WIDTHS = (100, 256, 64, 172)  # of rows of four batches
 _BATCHES = (((10, 10), 512), ((15, 10, 5), 200), ((25, 10), 128))
-_CHECK_SECONDS = 25.0
+_CHECK_SECONDS, _QUICK_SECONDS = 25.0, 0.3
 
 
 @dataclass(frozen=True)
@@ -103,15 +103,15 @@ def _checked(work: Workload) -> Checked:
 
 def _check(work: Workload) -> Checked:
     gpu, threads, is_full = _gpu(work), num_usable_cores(), work.sizes is FULL
-    profile = profile_machine(gpu, threads, PROFILE_SECONDS - 1 if is_full else 1.0)
+    profile = profile_machine(gpu, threads, PROFILE_SECONDS - 1 if is_full else _QUICK_SECONDS)
     say(profile.report())
-    scale = 1.0 if is_full else 0.1
+    scale = 1.0 if is_full else _QUICK_SECONDS / 10
     context = profile.costs.context
     with compute_threads(threads), sampling_threads(threads) as pool, torch.no_grad():
         host = HostProbes(context, pool, first=_FIRST, seed=SEED, scale=scale)
         there = None if gpu is None else DeviceProbes(gpu, context, first=_FIRST, seed=SEED)
         blocks, graphs = _blocks(work)
-        timer, seconds = ProbeTimer(gpu), _CHECK_SECONDS if is_full else 1.0
+        timer, seconds = ProbeTimer(gpu), _CHECK_SECONDS if is_full else _QUICK_SECONDS
         seen = time_probes(_unseen(host, there, blocks, graphs), time.perf_counter() + seconds, timer)
         ten, asked = (time_probes(some, time.perf_counter() + seconds / 4, timer) for some in _of_equation(host, there))
     errors: dict[str, list[float]] = {}

@@ -9,23 +9,24 @@ import torch
 
 from gnnsys.planning.costs.profile import MachineProfile
 from gnnsys.planning.costs.profile_cache import machine_profile
-from gnnsys.planning.costs.profiling import profile_machine
 
 _ROWS, _EDGES, _WIDTH = 100_000, 1_000_000, 256
+_BUSY = 0.15  # mean error of points that were left out, above which a profile is of little use
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m gnnsys.planning.costs", description=__doc__)
     parser.add_argument("--device", help="also measure this GPU, such as cuda:0")
     parser.add_argument("--threads", type=int, help="of host operators (all cores)")
-    parser.add_argument("--again", action="store_true", help="measure now, and leave the cache alone")
+    parser.add_argument("--again", action="store_true", help="measure now, and keep this instead")
     parser.add_argument("--budget", type=float, default=20.0, metavar="S", help="seconds to measure for, at most (20)")
     parser.add_argument("--out", metavar="FILE", help="also write the profile to FILE, as JSON")
     args = parser.parse_args(arguments)
     device = None if args.device is None else torch.device(args.device)
-    make = profile_machine if args.again else machine_profile
-    profile = make(device, args.threads, budget_seconds=args.budget)
+    profile = machine_profile(device, args.threads, budget_seconds=args.budget, again=args.again)
     print(profile.report())
+    if profile.error > _BUSY:
+        print(f"  errors of {profile.error:.0%}: the machine was busy. Measure --again when it is not")
     for place, macs in macs_per_gather(profile).items():
         print(f"  multiply-adds in the time in which spmm moves one element, {place}: {macs:.1f}")
     print(f"  measured in {profile.seconds_taken:.1f} s")

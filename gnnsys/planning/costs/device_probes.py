@@ -118,6 +118,7 @@ class DeviceProbes:
         num_edges = max(16, min(int(num_src * spread(number, 2, 1.0, 8.0)), most, MOST_EDGES))
         num_dst = max(1, int(num_edges / spread(number, 3, 2.0, 20.0)))
         if is_straight(number):
+            num_edges, num_dst = min(num_edges, most // 2), min(num_dst, most // 4)
             return self.spmm_of(random_sums(num_edges, num_dst, most, self.generator), width)
         return self.spmm_of(random_block(num_edges, num_dst, num_src, self.generator), width)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from gnnsys.observe import num_usable_cores
-from gnnsys.ops import HAS_CUDA_KERNELS, SIMD_LEVEL
+from gnnsys.ops import HAS_CUDA_KERNELS, SIMD_LEVEL, WHY_NO_KERNELS
 from gnnsys.planning.costs.operators import CostContext
 from gnnsys.planning.costs.profile import ProfiledMachine
 
@@ -23,9 +23,11 @@ _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 def gpu_of(device: torch.device | None) -> torch.device | None:
-    """A GPU with its number; None for the host."""
+    """A GPU with its number; None for the host. ValueError where our kernels cannot run on it."""
     if device is None or device.type != "cuda":
         return None
+    if not HAS_CUDA_KERNELS:
+        raise ValueError(f"profiling {device} needs CUDA kernels; {WHY_NO_KERNELS}. Or leave device away")
     return torch.device("cuda", torch.cuda.current_device()) if device.index is None else device
 
 

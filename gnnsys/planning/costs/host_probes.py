@@ -58,9 +58,8 @@ def random_graph(num_nodes: int, num_edges: int, skew: float, generator: torch.G
     torch.cumsum(degrees, 0, out=indptr[1:])
     total = int(indptr[-1])
     if skew == 1:
-        return CSC(
-            indptr, torch.randint(num_nodes, (total,), generator=generator, dtype=torch.int32, device="cpu"), num_nodes
-        )
+        even = torch.randint(num_nodes, (total,), generator=generator, dtype=torch.int32, device="cpu")
+        return CSC(indptr, even, num_nodes)
     drawn = torch.rand(total, generator=generator, device="cpu").pow_(skew).mul_(num_nodes)
     order = torch.randperm(num_nodes, generator=generator, device="cpu").to(torch.int32)
     return CSC(indptr, order[drawn.to(torch.int64).clamp_(max=num_nodes - 1)], num_nodes)
@@ -110,12 +109,8 @@ class HostProbes:
         table = self.rows[: self.rows.numel() // width * width].view(-1, width)
         num_rows = min(num_rows, table.shape[0])
         out = self._out[: num_rows * width].view(num_rows, width)
-        ids = itertools.cycle(
-            [
-                torch.randint(table.shape[0], (num_rows,), generator=self.generator, device="cpu")
-                for _ in range(_VARIANTS)
-            ]
-        )
+        drawn = torch.randint(table.shape[0], (_VARIANTS, num_rows), generator=self.generator, device="cpu")
+        ids = itertools.cycle(drawn.unbind())
         sizes = {"rows": num_rows, "row_bytes": 4 * width, "table_rows": table.shape[0]}
         return CostProbe("gather/host", sizes, lambda: gather_rows(table, next(ids), out=out))
 
@@ -126,6 +121,7 @@ class HostProbes:
         num_edges = max(16, min(int(num_src * spread(number, 2, 1.0, 8.0)), most, MOST_EDGES))
         num_dst = max(1, int(num_edges / spread(number, 3, 2.0, 20.0)))
         if is_straight(number):
+            num_edges, num_dst = min(num_edges, most // 2), min(num_dst, most // 4)
             return self.spmm_of(random_sums(num_edges, num_dst, most, self.generator), width)
         return self.spmm_of(random_block(num_edges, num_dst, num_src, self.generator), width)
 
@@ -140,21 +136,16 @@ class HostProbes:
 
     def _product_shape(self, number: int) -> tuple[int, int, int]:
         inner, width = width_at(number, 1), width_at(number, 2)
-        most = min(
-            self.rows.numel() // inner,
-            self._out.numel() // width,
-            _MACS_PER_THREAD * self.context.threads / inner / width,
-        )
+        macs = self._scale * _MACS_PER_THREAD * self.context.threads
+        most = min(self.rows.numel() // inner, self._out.numel() // width, macs / inner / width)
         return max(64, int(min(self._rows_at(number), most))), inner, width
 
     def product(self, number: int) -> CostProbe:
         return self.product_of(*self._product_shape(number))
 
     def product_of(self, num_rows: int, inner: int, width: int) -> CostProbe:
-        rows, weight = (
-            self.rows[: num_rows * inner].view(num_rows, inner),
-            on_host(4 * inner * width).view(inner, width),
-        )
+        rows = self.rows[: num_rows * inner].view(num_rows, inner)
+        weight = on_host(4 * inner * width).view(inner, width)
         return CostProbe("product/host", _product_sizes(num_rows, inner, width), lambda: torch.mm(rows, weight))
 
     def backward(self, number: int) -> CostProbe:
@@ -162,10 +153,8 @@ class HostProbes:
         return self.backward_of(num_rows, inner, width, bool(number % 2))
 
     def backward_of(self, num_rows: int, inner: int, width: int, input_gradient: bool) -> CostProbe:
-        rows, weight = (
-            self.rows[: num_rows * inner].view(num_rows, inner),
-            on_host(4 * inner * width).view(inner, width),
-        )
+        rows = self.rows[: num_rows * inner].view(num_rows, inner)
+        weight = on_host(4 * inner * width).view(inner, width)
         gradient = self._out[: num_rows * width].view(num_rows, width)
         sizes = _product_sizes(num_rows, inner, width) | {"input_gradient": float(input_gradient)}
         return CostProbe("backward/host", sizes, backward_call(rows, weight, gradient, input_gradient))

@@ -1,7 +1,7 @@
 """Seconds of an operator from its sizes: sums of physical quantities, fitted to what was measured.
 
 Fits minimise relative errors, so that a batch of a thousand rows counts as much as one of a million. Coefficients are
-not negative, so no prediction is, and none falls where sizes grow.
+not negative, so no prediction is.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from gnnsys.planning.costs.operators import CostContext, Operator, find_operator
 
 _VERSION = 1
 _ROUNDS = 2  # in which points far from all others come to count less
-_WIDTH_ROUNDS = 6  # of coefficients and factors of widths in turn
-_WORTH = 0.9  # of a simpler sum's leave-one-out error, for a longer sum to be taken
+_WORTH = 0.95  # of a simpler sum's leave-one-out error, for a longer sum to be taken
 _CLOSE = 0.05  # relative error, up to which points count alike
-_MOST_TERMS = 7
+_MOST_TERMS = 9
 _ENOUGH = 8  # points, to choose by
 _MOST_LEVERAGE = 0.999
 
@@ -144,15 +143,9 @@ def _fit(operator: Operator, seen: Sequence[Observation], context: CostContext) 
     chosen = _choose(columns, basic) if has_enough else basic
     errors = _left_out(columns[:, chosen], by_width)
     if operator.by_width is not None and has_enough:
-        _, factors = _solve(columns[:, chosen], widths)
-        apart = np.array([factors[width] for width in widths])
-        for others in (
-            chosen,
-            _choose(columns * apart[:, None], basic),
-        ):
-            of_widths = _left_out(columns[:, others], widths)
-            if of_widths.mean() < _WORTH * errors.mean():
-                chosen, errors, by_width = others, of_widths, widths
+        of_widths = _left_out(columns[:, chosen], widths)
+        if of_widths.mean() < _WORTH * errors.mean():
+            errors, by_width = of_widths, widths
     columns = columns[:, chosen]
     solution, factors = _solve(columns, by_width)
     terms = {names[at]: float(value) for at, value in zip(chosen, solution, strict=True) if value > 0}
@@ -181,29 +174,29 @@ def _choose(columns: Array, basic: Sequence[int]) -> list[int]:
         chosen += more
         best = error
     solution = nonnegative_least_squares(columns[:, chosen], np.ones(len(columns)))
-    return [at for at, value in zip(chosen, solution, strict=True) if value > 0]
+    return [at for at, value in zip(chosen, solution, strict=True) if value > 0] or list(basic)
 
 
 def _quick_error(columns: Array) -> float:
     solution = nonnegative_least_squares(columns, np.ones(len(columns)))
     used = columns[:, (solution > 0) & (columns.max(axis=0) > 0)]
+    if used.shape[1] == 0:
+        return 1.0
     orthogonal, _ = np.linalg.qr(used / used.max(axis=0))
     leverage = np.minimum((orthogonal**2).sum(axis=1), _MOST_LEVERAGE)
     return float(np.mean(np.abs(1.0 - columns @ solution) / (1.0 - leverage)))
 
 
 def _solve(columns: Array, widths: Sequence[str]) -> tuple[Array, dict[str, float]]:
-    """Coefficients for relative errors; and where widths are told, a factor for each."""
-    solution, scale, ones = _robust(columns), np.ones(len(columns)), np.ones(len(columns))
-    factors: dict[str, float] = {}
-    for _ in range(_WIDTH_ROUNDS if widths else 0):
-        logs: dict[str, list[float]] = {}
-        for width, predicted in zip(widths, columns @ solution, strict=True):
-            logs.setdefault(width, []).append(-math.log(max(predicted, 1e-9)))
-        factors = {width: math.exp(statistics.fmean(some)) for width, some in logs.items()}
-        scale = np.array([factors.get(width, 1.0) for width in widths])
-        solution = nonnegative_least_squares(columns * scale[:, None], ones)
-    return solution, factors
+    """Coefficients for relative errors; and where widths are told, by how much each is off, on average.
+
+    The coefficients are those without such factors: they are what is known of all other widths.
+    """
+    solution = _robust(columns)
+    logs: dict[str, list[float]] = {}
+    for width, predicted in zip(widths, columns @ solution, strict=bool(widths)):
+        logs.setdefault(width, []).append(-math.log(max(predicted, 1e-9)))
+    return solution, {width: math.exp(statistics.fmean(some)) for width, some in logs.items()}
 
 
 def _robust(columns: Array) -> Array:

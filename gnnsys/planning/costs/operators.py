@@ -176,24 +176,23 @@ def _sources(s: Sizes) -> float:
     return s["sources"] or max(s["edges"], s["destinations"])
 
 
-def _first_rows(s: Sizes) -> tuple[float, float]:
-    """How many sources the edges meet for the first time, and how many of these are strewn over a table.
+def _random_rows(s: Sizes) -> tuple[float, bool]:
+    """How many rows are read in no order, and whether they are strewn over a table.
 
-    Those of a block have all an edge, and are numbered in the order of edges: they are read one after the other. Where
-    there are more of them, a table is read straight, and each edge may meet any.
+    A block's sources have all an edge and are numbered in the order of edges: the first read of each follows the one
+    before. Where there are more sources than edges, a table is read straight, and each edge may meet any row.
     """
     sources = _sources(s)
-    if sources <= s["edges"] + s["destinations"]:
-        return min(sources, s["edges"]), 0.0
-    first = -sources * math.expm1(-s["edges"] / sources)
-    return first, first
+    if sources > s["edges"] + s["destinations"]:
+        return s["edges"], True
+    return s["edges"] - min(sources, s["edges"]), False
 
 
 def _host_spmm(s: Sizes, context: CostContext) -> dict[str, float]:
     row = s["width"] * s["itemsize"]
     idle = _idle(context, math.ceil((s["edges"] + s["destinations"]) / _CHUNK_WORK))
     table, lines, written = _sources(s) * row, _lines(row, LINE), s["destinations"] * row
-    _, strewn = _first_rows(s)
+    random, is_strewn = _random_rows(s)
     vectors = math.ceil(4 * s["width"] / context.vector_bytes)
     is_whole = vectors <= 8 or (vectors == 16 and context.vector_bytes != 32)  # the sums stay in registers
     return {
@@ -203,10 +202,11 @@ def _host_spmm(s: Sizes, context: CostContext) -> dict[str, float]:
         "elements": s["edges"] * s["width"] * idle,
         "stored edges": s["edges"] * idle * (not is_whole),
         "stored lines": s["edges"] * lines * idle * (not is_whole),
-        "strewn rows": strewn * idle,
-        "strewn lines": strewn * lines,
-        "far lines": s["edges"] * lines * _beyond(context.last_cache, table),
-        "page lines": _page_lines(strewn, row, table),
+        "random rows": random * idle * _beyond(context.core_cache, table),
+        "random lines": random * lines * _beyond(context.core_cache, table),
+        "far rows": random * _beyond(context.last_cache, table),
+        "far lines": random * lines * _beyond(context.last_cache, table),
+        "page lines": _page_lines(random * is_strewn, row, table),
         "written": written,
         "fresh": written * (written > _FRESH),
     }
@@ -214,15 +214,14 @@ def _host_spmm(s: Sizes, context: CostContext) -> dict[str, float]:
 
 def _device_spmm(s: Sizes, context: CostContext) -> dict[str, float]:
     row = s["width"] * s["itemsize"]
-    table, sectors, (first, strewn) = _sources(s) * row, _lines(row, SECTOR), _first_rows(s)
+    sectors, (random, _) = _lines(row, SECTOR), _random_rows(s)
     return {
         "call": 1.0,
         "edges": s["edges"],
         "destinations": s["destinations"],
         "bytes": s["edges"] * row,
-        "first sectors": first * sectors,
-        "strewn sectors": strewn * sectors,
-        "far sectors": (s["edges"] - first) * sectors * _beyond(context.device_cache, table),
+        "sectors": s["edges"] * sectors,
+        "far sectors": random * sectors * _beyond(context.device_cache, _sources(s) * row),
         "split sectors": s["edges"] * sectors * (row % 128 != 0),
         "written": s["destinations"] * row,
     }

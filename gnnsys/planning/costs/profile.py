@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -51,6 +52,11 @@ class MachineProfile:
     def seconds(self, operator: str, **sizes: float) -> float:
         """What one call takes with the machine to itself."""
         return self.costs.seconds(operator, **sizes)
+
+    @property
+    def error(self) -> float:
+        """The mean over operators of their leave-one-out errors; 0 where none was fitted."""
+        return statistics.fmean([cost.error or 0.0 for cost in self.costs.operators.values()] or [0.0])
 
     def slow_down(self, operator: str, beside: str) -> float:
         """By how much `operator` takes longer while `beside` runs: 1 where they share nothing, or nobody measured."""

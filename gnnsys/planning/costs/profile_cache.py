@@ -18,16 +18,20 @@ from gnnsys.planning.costs.profiling import BUDGET_SECONDS, profile_machine
 
 
 def machine_profile(
-    device: torch.device | None = None, threads: int | None = None, *, budget_seconds: float = BUDGET_SECONDS
+    device: torch.device | None = None,
+    threads: int | None = None,
+    *,
+    budget_seconds: float = BUDGET_SECONDS,
+    again: bool = False,
 ) -> MachineProfile:
-    """The profile of this machine, from the cache, or measured now and kept there.
+    """The profile of this machine, from the cache, or measured now and kept there; with `again`, measured in any case.
 
     A file that is damaged, or is of another machine, is made anew. A cache that cannot be written to is no error: the
     next process will measure again.
     """
     device = gpu_of(device)
     facts = facts_of(device, num_usable_cores() if threads is None else threads)
-    kept = cached_profile(facts)
+    kept = None if again else cached_profile(facts)
     if kept is not None:
         return kept
     made = profile_machine(device, facts.threads, budget_seconds)

@@ -9,7 +9,6 @@ from contextlib import contextmanager, nullcontext
 import torch
 
 from gnnsys.observe import num_usable_cores
-from gnnsys.ops import HAS_CUDA_KERNELS, WHY_NO_KERNELS
 from gnnsys.planning.costs.device_probes import DeviceProbes
 from gnnsys.planning.costs.facts import context_of, facts_of, gpu_of
 from gnnsys.planning.costs.host_probes import HostProbes, random_block, random_graph, sampling_threads
@@ -37,8 +36,6 @@ def profile_machine(
     threads = num_usable_cores() if threads is None else threads
     if threads < 1:
         raise ValueError(f"threads must be 1 or more, got {threads}")
-    if device is not None and device.type == "cuda" and not HAS_CUDA_KERNELS:
-        raise ValueError(f"profiling {device} needs CUDA kernels; {WHY_NO_KERNELS}. Or leave device away")
     device = gpu_of(device)
     context = context_of(device, threads)
     on_device = nullcontext() if device is None else torch.cuda.device(device)

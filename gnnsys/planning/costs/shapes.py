@@ -33,8 +33,9 @@ def width_at(index: int, dimension: int, low: int = 16, high: int = 1024) -> int
     return max(4, 4 * round(spread(index, dimension, low, high) / 4))
 
 
-# Features and hidden rows as graphs and models have them. Each is measured twice, by itself.
-WIDTHS = (16, 32, 48, 64, 100, 128, 200, 256, 300, 512, 602, 1024)
+# Features and hidden rows as graphs and models have them, measured by themselves. Rows of every other one are no whole
+# lines of memory, which counts for as much as their size.
+WIDTHS = (16, 36, 32, 100, 64, 172, 128, 300, 256, 500, 1024, 602)
 
 
 def listed_width(number: int) -> int:

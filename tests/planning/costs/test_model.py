@@ -14,7 +14,7 @@ from gnnsys.planning.costs.shapes import WIDTHS, halton, listed_width, spread
 
 CONTEXT = CostContext(threads=4, multiprocessors=100)
 PLANTED = {  # seconds per unit of quantities, as a machine might have them
-    "spmm/host": {"call": 2e-5, "elements": 2e-10, "strewn lines": 5e-9, "written": 1e-10},
+    "spmm/host": {"call": 2e-5, "elements": 2e-10, "far lines": 5e-9, "written": 1e-10},
     "product/device": {"call": 1e-5, "padded macs": 3e-14, "read": 5e-13},
     "gather/bus": {"call": 2e-5, "sectors": 6e-10},
     "gather/cached": {"call": 1e-5, "hit bytes": 1e-12, "missed sectors": 6e-10},
@@ -97,16 +97,25 @@ def test_a_row_that_the_device_has_does_not_cross_the_bus():
 
 
 def test_a_width_that_kernels_have_code_for_has_a_factor_of_its_own():
-    seen = []
-    for number in range(2 * len(WIDTHS)):
-        width = listed_width(number)
-        sizes = {"rows": spread(number, 0, 1e3, 1e6), "row_bytes": 4.0 * width}
-        factor = 0.5 if width in (32, 64) else 1.0
-        seen.append(Observation("gather/host", sizes, factor * (1e-5 + sizes["rows"] * (1e-8 + 4e-10 * width))))
-    model = CostModel.fit(seen)
-    for width, factor in ((32, 0.5), (64, 0.5), (100, 1.0), (512, 1.0)):
-        truth = factor * (1e-5 + 3e5 * (1e-8 + 4e-10 * width))
-        assert model.seconds("gather/host", rows=3e5, row_bytes=4 * width) == pytest.approx(truth, rel=0.1)
+    """Two of twelve take half as long: asked about between the counts of rows that each was measured at."""
+
+    def truth(rows: float, width: int) -> float:
+        return (0.5 if width in (36, 128) else 1.0) * (1e-5 + rows * (1e-8 + 4e-10 * width))
+
+    rows_of: dict[int, list[float]] = {}
+    for number in range(3 * len(WIDTHS)):
+        rows_of.setdefault(listed_width(number), []).append(spread(number, 0, 1e3, 1e6))
+    model = CostModel.fit(
+        Observation("gather/host", {"rows": rows, "row_bytes": 4.0 * width}, truth(rows, width))
+        for width, some in rows_of.items()
+        for rows in some
+    )
+    for width, some in rows_of.items():
+        rows = math.sqrt(min(some) * max(some))
+        assert model.seconds("gather/host", rows=rows, row_bytes=4 * width) == pytest.approx(
+            truth(rows, width), rel=0.15
+        ), width
+    assert set(model.operators["gather/host"].widths) == {f"{4 * width}" for width in WIDTHS}
 
 
 def test_a_model_is_the_same_from_its_json():

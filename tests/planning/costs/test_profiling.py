@@ -50,6 +50,9 @@ def test_a_profile_is_made_once_and_a_damaged_one_again(cache: Path, capsys: pyt
     path.write_text(path.read_text()[:100])
     again = machine_profile(None, 1, budget_seconds=0.3)
     assert again != made and machine_profile(None, 1) == again
+    assert command.main(["--threads", "1", "--again", "--budget", "0.2", "--out", str(cache / "here.json")]) == 0
+    newest = machine_profile(None, 1)
+    assert newest != again and profile_cache.MachineProfile.load(cache / "here.json") == newest and newest.error > 0
 
 
 def test_a_kept_profile_of_another_machine_is_not_taken(cache: Path):
@@ -74,8 +77,9 @@ def test_threads_must_be_some_and_a_gpu_needs_kernels():
     with pytest.raises(ValueError, match="threads must be 1 or more, got 0"):
         profile_machine(None, 0)
     if not torch.cuda.is_available():
-        with pytest.raises(ValueError, match="needs CUDA kernels"):
-            profile_machine(torch.device("cuda", 0), 1)
+        for make in (profile_machine, machine_profile):
+            with pytest.raises(ValueError, match="needs CUDA kernels"):
+                make(torch.device("cuda", 0), 1)
 
 
 def test_probes_have_the_sizes_of_what_they_call():
