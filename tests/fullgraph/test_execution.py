@@ -57,7 +57,6 @@ WAYS = {
     "made anew": FullGraphWay(first=ANEW, takes_apart=True),
     "kept": FullGraphWay(first=KEPT, takes_apart=True),
     "narrow": FullGraphWay(first=NARROW, takes_apart=True),
-    "narrow, called": FullGraphWay(first=NARROW),
     "bins": FullGraphWay(num_bins=3, takes_apart=True),
 }
 
@@ -106,7 +105,7 @@ def test_every_way_gives_the_losses_and_gradients_of_the_default(name, dtype):
     x = rows(dtype)
     want = train(HybridParallel(layers_of(name, dtype), GRAPH, **told), x)
     few = dtype == torch.float32 or name.endswith("gat")  # which is called in all of them
-    for way in (WAYS["narrow"],) if few else WAYS.values():
+    for way in [WAYS["narrow"]] if few else WAYS.values():
         model = HybridParallel(layers_of(name, dtype), GRAPH, **told, execution=FullGraphPlan(way))
         same(train(model, x), want, 1e-12 if dtype == torch.float64 else 1e-5)
         assert model.execution is not None and model.execution.way == way and model.execution.contests == []
@@ -240,9 +239,7 @@ def test_without_room_for_sums_none_are_kept(name):
         same(train(model, x, 2), want, 1e-12)
     first = NARROW if name == "gcn" else ANEW
     assert model.execution.way == FullGraphWay(first=first) and model._runner.known.placed[x.device].sums._rows is None
-    assert model.execution.passed_over[KEPT] == (
-        f"they take {x.nbytes:,} bytes, and half of what cpu has left is {x.nbytes - 1:,}"
-    )
+    assert model.execution.passed_over[KEPT].startswith(f"they take {x.nbytes:,} bytes, and half of what cpu has left")
 
 
 def test_cores_that_nobody_uses_are_tried_and_given_back(monkeypatch):
