@@ -360,6 +360,24 @@ def test_a_saved_plan_goes_its_way_from_the_first_pass_on_and_is_refused_elsewhe
         HybridParallel(layers_of("gcn"), GRAPH, execution="fast")
 
 
+@pytest.mark.parametrize("name", ["gcn", "sage that widens"])
+def test_rows_that_are_another_tensor_in_every_epoch_are_not_summed_to_be_kept(name):
+    x, layers = rows(), layers_of(name)
+    want = train(HybridParallel(copy.deepcopy(layers), GRAPH), x, 5)
+    model, found = HybridParallel(layers, GRAPH, execution="auto"), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for _ in range(5):
+        optimizer.zero_grad()
+        given = x.clone()
+        loss = loss_of(model(given))
+        loss.backward()
+        found.append([loss.detach(), *(p.grad.clone() for p in model.parameters())])
+        optimizer.step()
+    same(found, want, 1e-12)
+    assert model.execution.way.first == NARROW and model._runner.known.placed[x.device].sums._rows is None
+    assert f"{KEPT}: not tried, x is another tensor in every epoch" in model.execution.report()
+
+
 def test_other_layers_are_planned_for_anew_and_other_rows_go_as_without_a_plan():
     x = rows()
     model = HybridParallel(layers_of("gcn"), GRAPH, execution="auto")

@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from gnnsys.fullgraph.plan.full_graph_way import AS_GIVEN, FIRST, KEPT, FullGraphWay
+from gnnsys.fullgraph.plan.full_graph_way import AS_GIVEN, FIRST, KEPT, NARROW, FullGraphWay
 from gnnsys.planning import WayTrial
 
 WARM, MEASURED, ROUNDS = 1, 2, 3  # epochs of a turn; turns of each way
-_HOPELESS = 1.25  # times the other way's epoch, in its first turn
+_HOPELESS = 1.5  # times the other way's epoch, in its first turn
 _MOST = 3  # times the epochs of a contest, after which it is left: passes without a backward are not measured
 _VERSION = 1
 ALL, APART, NONE = "all", "apart", "none"
@@ -143,6 +143,24 @@ class FullGraphPlan:
         assert other is not None
         self.passed_over[other.name] = reason
         self._end(f"is not possible: {reason}")
+
+    def leave_sums(self, reason: str) -> bool:
+        """Goes on without sums that are kept, and tries none; whether that is another way than before."""
+        if self.sums == NONE or KEPT in self.passed_over:
+            return False
+        self.passed_over[KEPT] = reason
+        self.passed_over.pop(NARROW, None)
+        kept = [contest for contest in self.contests if contest.change != {"first": KEPT}]
+        self.contests = [
+            WayContest(
+                {**each.change, "first": NARROW} if "first" in each.change else each.change, each.after, each.why
+            )
+            for each in kept
+        ]
+        self.num_over += 1  # what is measured already is of other ways
+        if self._sums_up(self.way):
+            self.way = replace(self.way, first=NARROW)
+        return True
 
     def _decide(self, contest: WayContest) -> None:
         trial, other = contest.trial, self.other()
