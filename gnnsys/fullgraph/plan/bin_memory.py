@@ -163,14 +163,15 @@ def measure_stage(
 ) -> Costs:  # fmt: skip
     """What a stage's bins cost. With `moves` their structure is brought to the device each time, and counts, and so
     does what is derived from it there. Of a stage in halves a bin is its nodes and their sums."""
-    num_nodes = csc.num_dst
+    num_nodes, is_alike = csc.num_dst, stage.conv is None or isinstance(stage, SumStage)  # bins of one size are
     bounds = []
     for size in _SIZES:
         each = max(1, num_nodes // size)
-        bounds += [(first, min(first + each, num_nodes)) for first in (0, (num_nodes - each) // 2, num_nodes - each)]
+        firsts = (0,) if is_alike else (0, (num_nodes - each) // 2, num_nodes - each)
+        bounds += [(first, min(first + each, num_nodes)) for first in firsts]
     samples = []
     for first, end in dict.fromkeys(bounds):
-        if stage.conv is None or isinstance(stage, SumStage):
+        if is_alike:
             here = Bin(first, end, None, None)
         else:
             with on_host():
