@@ -174,18 +174,39 @@ def test_a_trial_trains_as_the_default_does_and_all_ranks_choose_alike(monkeypat
         assert num_plans == 1  # those of ways that were left are given back
 
 
-def test_sums_that_pay_late_are_made_when_not_having_them_has_cost_as_much():
+def test_sums_that_pay_late_and_cost_little_are_tried_at_once():
     x = rows()
-    layers = [GCNConv(WIDTH, 1).double()]  # 24 columns once, or one there and back: 12 epochs
-    model = HybridParallel(layers, GRAPH, execution="auto")
-    for epoch in range(1, 12 + WARM + MEASURED + 1):
+    model = HybridParallel([GCNConv(WIDTH, 1).double()], GRAPH, execution="auto")  # pay after 12 epochs
+    for epoch in range(1, 2 * (WARM + MEASURED)):
         model(x).sum().backward()
         kept = model._runner.known.placed[x.device].sums
-        assert (kept._rows is None) == (epoch < 12 + WARM + MEASURED)  # the way at work has the first turn
-        if epoch < 12:
-            assert model.execution.chosen == FullGraphWay(first=NARROW)
-            assert "as given, sums kept: tried from epoch 12 on" in model.execution.report()
-    assert "being tried" in model.execution.report()
+        assert (kept._rows is None) == (epoch <= WARM + MEASURED + 1)  # the way at work has the first turn
+    assert "as given, sums kept: being tried" in model.execution.report()
+
+
+def test_sums_that_pay_late_and_cost_much_are_made_when_not_having_them_has_cost_as_much():
+    """On several ranks rows travel for them once, and it is not known what that costs."""
+    x = rows()
+
+    def work(rank, group):
+        layers = [layer.double() for layer in (GCNConv(WIDTH, 1), nn.ReLU(), GCNConv(1, 3))]
+        with torch.no_grad():
+            for p in [p for layer in layers for p in layer.parameters()]:
+                p.fill_(0.1)
+        model = HybridParallel(
+            layers, GRAPH, ranks=torch.arange(N) % 2, group=group, timeout=60, execution="auto",
+            schedule=BinSchedule(packing=Packing()),
+        )  # fmt: skip
+        own = x[model.nodes]
+        for epoch in range(1, 12 + WARM + MEASURED + 1):
+            model(own).sum().backward()
+            kept = model._runner.known.placed[x.device].sums
+            assert (kept._rows is None) == (epoch < 12 + WARM + MEASURED)
+            if epoch < 12:
+                assert model.execution.chosen == FullGraphWay(first=NARROW)
+                assert "as given, sums kept: tried from epoch 12 on" in model.execution.report()
+
+    thread_ranks.run_ranks(2, work)
 
 
 @pytest.mark.parametrize("dims", [(WIDTH, 6), (6, WIDTH)], ids=["narrower", "wider"])
@@ -434,8 +455,23 @@ def test_a_way_that_is_much_slower_has_one_turn():
     assert gone.count(other) == WARM + MEASURED and plan.way == AS_GIVEN and "not faster" in plan.report()
 
 
+def test_a_contest_whose_cost_is_much_waits_until_it_has_paid():
+    other = FullGraphWay(num_bins=2)
+    turn = WARM + MEASURED
+    for cost, pays, first in ((1.0, 50, turn + 1), (100.0, 50, 49 + turn + 1), (100.0, 2, turn + 1)):
+        plan = FullGraphPlan(contests=[WayContest({"num_bins": 2}, cost=cost, pays=pays)])
+        gone = run_plan(plan, {AS_GIVEN: 1.0, other: 0.5}, 60 + PASSES)
+        assert gone.index(other) == first and plan.way == other
+        again = FullGraphPlan.from_json(plan.to_json())
+        assert again.to_json() == plan.to_json()
+
+
 def test_contests_add_up_and_one_that_is_settled_already_is_left_out():
-    contests = [WayContest({"takes_apart": True}), WayContest({"num_bins": 2}), WayContest({"first": KEPT}, after=500)]
+    contests = [
+        WayContest({"takes_apart": True}),
+        WayContest({"num_bins": 2}),
+        WayContest({"first": KEPT}, cost=None, pays=500),
+    ]
     plan = FullGraphPlan(contests=contests)
     apart = FullGraphWay(takes_apart=True)
     both = FullGraphWay(takes_apart=True, num_bins=2)
