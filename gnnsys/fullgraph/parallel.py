@@ -186,8 +186,9 @@ class HybridParallel(nn.Module):
                 self._plan_execution(planned, rows)
                 way, turn = planned.way(kind, epoch), None
             trains = self.training and torch.is_grad_enabled()
-            clock = planned.begin(kind, epoch, trains, planner.device_of(rows))
+            clock = planned.begin(kind, epoch, trains, planner.device_of(rows), agreed.is_known)
             planned.add(turn, agreed.seconds)
+            planned.leave_sums()
             self._give_back(planned, rows, way)
         if self.training:
             self.step += 1

@@ -14,6 +14,8 @@ NUMBERS = (  # files about the numbers that plain layers give: how layers are tr
     "test_approximate",
     "test_attention",
     "test_dropout",
+    "test_edges",
+    "test_embedding",
     "test_exact",
     "test_execution",
     "test_inference",
@@ -21,9 +23,11 @@ NUMBERS = (  # files about the numbers that plain layers give: how layers are tr
     "test_moves",
     "test_norm",
     "test_parts",
+    "test_passes",
     "test_pieces",
     "test_staleness",
     "test_sweeps",
+    "test_trace",
     "test_typed",
 )
 
@@ -48,7 +52,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def tried_once() -> TriedOnce:
     return TriedOnce()
 

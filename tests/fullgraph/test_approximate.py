@@ -212,6 +212,7 @@ def planted(num_nodes: int = 400, num_classes: int = 4) -> tuple[Graph, torch.Te
     return Graph.from_edge_index(torch.stack([src, dst]), num_nodes), x, y
 
 
+@pytest.mark.long  # gradients are those of dense computations: the first tests here and of test_staleness.py
 def test_training_ends_about_as_well_as_exact_training_does():
     """On a planted graph and a random partition, by accuracy on the 200 nodes without labels, where exact training gets
     above nine tenths: within three points of it, and six where but a fifth of the halo is drawn, which two thirds of

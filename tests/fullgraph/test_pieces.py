@@ -43,7 +43,7 @@ def models() -> dict[str, list[nn.Module]]:
     torch.manual_seed(0)
     return {
         "sage": [SAGEConv(ROWS, 40), nn.ReLU(), SAGEConv(40, 40), nn.LayerNorm(40), nn.ReLU(), SAGEConv(40, 7)],
-        "gcn": [GCNConv(ROWS, 48), nn.ReLU(), GCNConv(48, 48), nn.ReLU(), GCNConv(48, 7)],
+        "gcn": [GCNConv(ROWS, 48), nn.ReLU(), GCNConv(48, 7)],
         "weighted": [GCNConv(ROWS, 48), nn.ReLU(), GCNConv(48, 48), nn.ReLU(), GCNConv(48, 7)],
         "normed": [SAGEConv(ROWS, 40), nn.BatchNorm1d(40), nn.ReLU(), SAGEConv(40, 40), nn.BatchNorm1d(40), nn.Tanh()],
         "gin": [GINConv(nn.Linear(ROWS, 40)), nn.ReLU(), GINConv(nn.Linear(40, 40)), nn.ReLU(), SAGEConv(40, 7)],

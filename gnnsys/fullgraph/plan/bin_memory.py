@@ -59,18 +59,21 @@ class Peak(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        given = {id(tensor.untyped_storage()) for tensor in _tensors_in((args, tuple(kwargs.values())))}
         out = func(*args, **kwargs)
-        for tensor in _tensors_in((out,)):
+        for tensor in (out,) if isinstance(out, Tensor) else _tensors_in((out,)):
             if tensor.device == self._device:
-                self._note(tensor.untyped_storage(), given)
+                storage = tensor.untyped_storage()
+                if id(storage) not in self._known and not self._is_given(storage, args, kwargs):
+                    self._note(storage)
         return out
 
-    def _note(self, storage: Any, given: set[int]) -> None:
-        key = id(storage)
-        if key in self._known or key in given:  # what was there before is not ours
-            return
-        num_bytes = storage.nbytes()
+    @staticmethod
+    def _is_given(storage: Any, args: Any, kwargs: Any) -> bool:
+        """Whether an operator was given it: what was there before is not ours."""
+        return any(tensor.untyped_storage() is storage for tensor in _tensors_in((*args, *kwargs.values())))
+
+    def _note(self, storage: Any) -> None:
+        key, num_bytes = id(storage), storage.nbytes()
         self._known[key] = weakref.ref(storage, lambda _: self._gone(key, num_bytes))
         self._live += num_bytes
         self.num_bytes = max(self.num_bytes, self._live)
@@ -160,14 +163,15 @@ def measure_stage(
 ) -> Costs:  # fmt: skip
     """What a stage's bins cost. With `moves` their structure is brought to the device each time, and counts, and so
     does what is derived from it there. Of a stage in halves a bin is its nodes and their sums."""
-    num_nodes = csc.num_dst
+    num_nodes, is_alike = csc.num_dst, stage.conv is None or isinstance(stage, SumStage)  # bins of one size are
     bounds = []
     for size in _SIZES:
         each = max(1, num_nodes // size)
-        bounds += [(first, min(first + each, num_nodes)) for first in (0, (num_nodes - each) // 2, num_nodes - each)]
+        firsts = (0,) if is_alike else (0, (num_nodes - each) // 2, num_nodes - each)
+        bounds += [(first, min(first + each, num_nodes)) for first in firsts]
     samples = []
     for first, end in dict.fromkeys(bounds):
-        if stage.conv is None or isinstance(stage, SumStage):
+        if is_alike:
             here = Bin(first, end, None, None)
         else:
             with on_host():

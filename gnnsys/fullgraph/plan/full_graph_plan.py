@@ -2,8 +2,8 @@
 
 Ways differ in several respects at once, so they compete in contests, one respect each: the way at work against the same
 way with one change. Both take turns over epochs of training, and the faster one goes on. A change that costs something
-once, such as sums that are made to be kept, has its contest when doing without it will have cost as much (`after`): so
-a training of any length loses no more than that cost to one that knew its length.
+once, such as sums that are made to be kept, has its contest at once where that cost is small. Else it waits until doing
+without has cost as much: so a training of any length loses no more than that cost to one that knew its length.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from gnnsys.fullgraph.plan.full_graph_way import AS_GIVEN, FIRST, KEPT, FullGraphWay
+from gnnsys.fullgraph.plan.full_graph_way import AS_GIVEN, FIRST, KEPT, NARROW, FullGraphWay
 from gnnsys.planning import WayTrial
 
 WARM, MEASURED, ROUNDS = 1, 2, 3  # epochs of a turn; turns of each way
-_HOPELESS = 1.25  # times the other way's epoch, in its first turn
+_HOPELESS = 1.5  # times the other way's epoch, in its first turn
+_CHEAP = 4.0  # epochs that a way may take once to be tried at once: without a plan it is paid in the first epoch
 _MOST = 3  # times the epochs of a contest, after which it is left: passes without a backward are not measured
 _VERSION = 1
 ALL, APART, NONE = "all", "apart", "none"
@@ -25,13 +26,17 @@ ALL, APART, NONE = "all", "apart", "none"
 
 @dataclass
 class WayContest:
-    """`change` names what another way has, by field of `FullGraphWay`. It begins behind `after` epochs, and `why` says
-    why then. `passes` counts those of training since it began."""
+    """`change` names what another way has, by field of `FullGraphWay`. It begins behind `after` epochs. `cost` are the
+    seconds that the other way takes once, None where that is not known, and `pays` the epochs after which it has saved
+    as much; `why` says so. `passes` counts those of training since it began."""
 
     change: dict[str, Any]
     after: int = 0
+    cost: float | None = 0.0
+    pays: int = 0
     why: str = ""
     passes: int = 0
+    held: int = 0  # passes by the way at work until it is known what it takes
     seconds: dict[int, list[float]] = field(default_factory=dict)  # 0: the way at work, 1: the other; by turn
     epochs: list[float] = field(default_factory=list)  # of the turn that is being measured
 
@@ -47,8 +52,23 @@ class WayContest:
         return len(own) >= ROUNDS and len(other) >= ROUNDS
 
     @property
+    def is_early(self) -> bool:
+        """Whether what the other way takes once is much, as the first turn of the way at work shows."""
+        own = self.seconds.get(0, [])
+        is_dear = self.cost is None or (bool(own) and self.cost > _CHEAP * own[0])
+        return is_dear and 1 not in self.seconds
+
+    def anew(self) -> WayContest:
+        """The same, as if it had not begun."""
+        return WayContest(dict(self.change), self.after, self.cost, self.pays, self.why)
+
+    def wait(self) -> None:
+        """Begins later, anew."""
+        self.after, self.passes, self.held, self.seconds, self.epochs = self.pays, 0, 0, {}, []
+
+    @property
     def is_vain(self) -> bool:
-        return self.passes >= _MOST * self.trial.num_batches
+        return self.passes + self.held >= _MOST * self.trial.num_batches
 
     def add(self, side: int, seconds: float, is_last: bool) -> None:
         self.epochs.append(seconds)
@@ -59,12 +79,14 @@ class WayContest:
 
 @dataclass(frozen=True)
 class Turn:
-    """Which pass of which contest is measured, by whom: 0 is the way at work, 1 the other."""
+    """Which pass of which contest is measured, by whom: 0 is the way at work, 1 the other. One that `is_held` waits for
+    what is known of the passes before."""
 
     contest: int
     side: int
     is_warm: bool
     is_last: bool
+    is_held: bool = False
 
 
 class FullGraphPlan:
@@ -92,6 +114,7 @@ class FullGraphPlan:
         self.results: list[str] = []  # a line for each contest that is over
         self.medians: dict[str, float] = {}  # seconds of an epoch, by the name of a way, as last measured
         self.num_over = 0
+        self._epoch = 0
 
     @property
     def chosen(self) -> FullGraphWay | None:
@@ -107,11 +130,16 @@ class FullGraphPlan:
         """Whose turn the training pass number `epoch` is; None where nothing competes then."""
         while self.contests and self.other() == self.way:  # another contest has brought what this one is about
             self.contests.pop(0)
+        self._epoch = epoch
+        if self.contests and self.contests[0].cost is None and epoch < self.contests[0].pays:
+            self.contests[0].wait()
         if not self.contests or epoch < self.contests[0].after:
             return None
         contest = self.contests[0]
         trial, number = contest.trial, contest.passes
         at = number % trial.turn
+        if trial.way_of(number) == 1 and contest.cost and 0 not in contest.seconds:
+            return Turn(self.num_over, 0, True, False, is_held=True)
         return Turn(self.num_over, trial.way_of(number), at < trial.warm, at == trial.turn - 1)
 
     def way_of(self, turn: Turn | None) -> FullGraphWay:
@@ -121,7 +149,8 @@ class FullGraphPlan:
     def began(self, turn: Turn) -> None:
         """A pass of this turn has begun."""
         if turn.contest == self.num_over:
-            self.contests[0].passes += 1
+            self.contests[0].held += turn.is_held
+            self.contests[0].passes += not turn.is_held
 
     def add(self, turn: Turn, seconds: float | None) -> None:
         """What a pass took there and back, the slowest rank's; None where it was not measured on all of them."""
@@ -132,7 +161,10 @@ class FullGraphPlan:
             contest.epochs = []
         elif not turn.is_warm:
             contest.add(turn.side, seconds, turn.is_last)
-        if contest.is_decided:
+        if contest.is_early and self._epoch < contest.pays:
+            contest.wait()
+            self.num_over += 1  # what is measured already is of no use then
+        elif contest.is_decided:
             self._decide(contest)
         elif contest.is_vain:
             self._end("was not measured: passes have no backward")
@@ -143,6 +175,22 @@ class FullGraphPlan:
         assert other is not None
         self.passed_over[other.name] = reason
         self._end(f"is not possible: {reason}")
+
+    def leave_sums(self, reason: str) -> bool:
+        """Goes on without sums that are kept, and tries none; whether that is another way than before."""
+        if self.sums == NONE or KEPT in self.passed_over:
+            return False
+        self.passed_over[KEPT] = reason
+        self.passed_over.pop(NARROW, None)
+        left = [contest.anew() for contest in self.contests if contest.change != {"first": KEPT}]
+        for contest in left:
+            if "first" in contest.change:
+                contest.change["first"] = NARROW
+        self.contests = left
+        self.num_over += 1  # what is measured already is of other ways
+        if self._sums_up(self.way):
+            self.way = replace(self.way, first=NARROW)
+        return True
 
     def _decide(self, contest: WayContest) -> None:
         trial, other = contest.trial, self.other()
@@ -195,7 +243,7 @@ class FullGraphPlan:
         return {
             "version": _VERSION,
             "way": self.way.to_json(),
-            "contests": [asdict(WayContest(one.change, one.after, one.why)) for one in self.contests],
+            "contests": [asdict(one.anew()) for one in self.contests],
             "made_for": self.made_for,
             "passed_over": self.passed_over,
             "facts": self.facts,
@@ -212,7 +260,7 @@ class FullGraphPlan:
         try:
             plan = cls(
                 FullGraphWay.from_json(value["way"]),
-                [WayContest(dict(one["change"]), int(one["after"]), str(one["why"])) for one in value["contests"]],
+                [WayContest(**one).anew() for one in value["contests"]],
                 made_for=value["made_for"],
                 passed_over=value["passed_over"],
                 facts=value["facts"],

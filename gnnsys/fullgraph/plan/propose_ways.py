@@ -23,14 +23,17 @@ from gnnsys.fullgraph.plan.halo import HaloPlan
 from gnnsys.fullgraph.plan.model_stages import ModelStage
 from gnnsys.fullgraph.plan.pass_planner import NUM_BINS, PassPlanner
 from gnnsys.fullgraph.plan.stage_halves import stated_halves
+from gnnsys.fullgraph.run.pass_times import PassClock
 from gnnsys.fullgraph.run.typed_layer import layer_name
 from gnnsys.nn import GraphLayer, why_whole
 from gnnsys.observe import num_local_ranks, num_usable_cores
+from gnnsys.ops import CSC, spmm
 from gnnsys.planning import DEVICE
 from gnnsys.sampling import ranks_on_device
 from gnnsys.store import MemoryBudget
 
 _SHARE = 2  # a way may take one part in so many of the memory that is left
+_SAMPLE = 32  # one node in so many tells what sums take
 _SOON = 8  # epochs within which sums that are kept pay: they are kept from the first epoch on
 _FEW_BINS, _MANY_BINS = 2, 2 * NUM_BINS
 _APPROXIMATE = "training is approximate, and goes as it is told"
@@ -76,6 +79,8 @@ def propose(planner: PassPlanner, x: Tensor, halo: HaloPlan, peers: Peers, limit
         contests.append(WayContest({"place": DEVICE}))
     base, others, late = _of_first(x, first, could.kept, passed_over)
     contests += others
+    if late and halo.world_size == 1 and not could.moves:
+        late[0].cost = _sums_seconds(x, halo)
     if could.is_idle:
         contests.append(WayContest({"all_cores": True}))
     else:
@@ -162,14 +167,11 @@ def _of_first(
         passed_over[KEPT] = kept.why_not(x.device)
         how = ANEW if first.narrow is None else NARROW
     elif pays > _SOON:
-        how, why = (
-            NARROW,
-            (
-                f"when what they save is what they cost: {x.shape[1]} columns are summed up once, instead of "
-                f"{first.narrow} there and back in every epoch"
-            ),
+        how = NARROW
+        why = (
+            f"when what they save is what they cost: {x.shape[1]} columns once, or {first.narrow} twice in every epoch"
         )
-        late = [WayContest({"first": KEPT}, after=pays, why=why)]
+        late = [WayContest({"first": KEPT}, cost=None, pays=pays, why=why)]
     else:
         how = KEPT
         if first.narrow is not None:
@@ -177,6 +179,18 @@ def _of_first(
     if first.is_pyg:  # which is called without a plan
         return AS_GIVEN, [WayContest({**apart, "first": how})], late
     return FullGraphWay(first=how), [WayContest(apart)] if apart else [], late
+
+
+def _sums_seconds(x: Tensor, halo: HaloPlan) -> float:
+    """What sums of all rows would take, by those of a few nodes; on one rank, where rows lie."""
+    csc, end = halo.csc, -(-halo.num_core // _SAMPLE)
+    num_edges = int(csc.indptr[end])
+    few = CSC(csc.indptr[: end + 1].to(x.device), csc.indices[:num_edges].to(x.device), csc.num_src)
+    seconds: list[float] = []
+    for _ in range(2):  # the first one also loads kernels
+        with PassClock(x.device, seconds.append).running(is_back=True), torch.no_grad():
+            spmm(few, x.detach())
+    return seconds[-1] * csc.num_edges / max(1, num_edges)
 
 
 def _facts(

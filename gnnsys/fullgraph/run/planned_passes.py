@@ -16,6 +16,7 @@ from gnnsys.fullgraph.run.pass_times import PassClock
 from gnnsys.planning import ComputeThreads
 
 AUTO = "auto"
+_NEW = 3  # training passes over new rows, one after the other, until sums of them are not kept
 
 
 class PlannedPasses:
@@ -34,6 +35,7 @@ class PlannedPasses:
         self._turn: Turn | None = None  # of the last pass that was measured
         self._seconds: float | None = None  # what it took here
         self._threads = ComputeThreads()
+        self._num_new = 0  # training passes in a row over rows that were new
         self._leaves = False  # whether what a way has taken is to be given back
 
     def way(self, kind: Any, epoch: int) -> FullGraphWay:
@@ -50,13 +52,14 @@ class PlannedPasses:
         self, kind: Any, layers_version: int, made_for: Mapping[str, Any], propose: Callable[[], FullGraphPlan]
     ) -> None:
         """Begins with a plan for rows of a kind: one that was given, saved, or the one that `propose` makes."""
-        plan, is_again = propose(), self.plan is not None
-        plan.made_for = dict(made_for)
-        known = None if is_again else self._given
-        if known is not None and (known.made_for == plan.made_for or (self._is_told and not known.made_for)):
+        known = self._given if self.plan is None else None
+        if known is not None and self._is_told and known.made_for:
+            _check(known, made_for)
+        if known is not None and (known.made_for == made_for or self._is_told):
             plan = known
-        elif known is not None and self._is_told:
-            _refuse(known, plan)
+        else:
+            plan = propose()
+            plan.made_for = dict(made_for)
         if self._is_told:
             plan.contests = []
         self.plan, self._kind, self._layers_version = plan, kind, layers_version
@@ -67,9 +70,14 @@ class PlannedPasses:
         """Whose turn the last pass was, and what it took here, where it was measured."""
         return self._turn, self._seconds
 
-    def begin(self, kind: Any, epoch: int, trains: bool, device: torch.device) -> PassClock | None:
-        """A pass begins, by `way`; what measures it, if something does. `trains`: a backward may follow."""
+    def begin(
+        self, kind: Any, epoch: int, trains: bool, device: torch.device, is_known: bool = True
+    ) -> PassClock | None:
+        """A pass begins, by `way`; what measures it, if something does. `trains`: a backward may follow; `is_known`:
+        over rows that were given before."""
         self._turn = self._seconds = None
+        if trains and kind == self._kind:
+            self._num_new = 0 if is_known else self._num_new + 1
         way = self.way(kind, epoch)
         self._threads.use(cores_of_rank()) if way.all_cores else self._threads.release()
         turn = self.plan.turn(epoch) if self.plan is not None and kind == self._kind and trains else None
@@ -90,6 +98,12 @@ class PlannedPasses:
             before = self.plan.num_over
             self.plan.add(turn, seconds)
             self._leaves = self._leaves or self.plan.num_over != before
+
+    def leave_sums(self) -> None:
+        """Has rows that are another tensor in every epoch, though none of them trains, summed up behind the dense half:
+        nothing that is kept of them would be read again."""
+        if self._num_new >= _NEW and self.plan is not None and not self._is_told:
+            self._leaves = self.plan.leave_sums("x is another tensor in every epoch") or self._leaves
 
     def ways_left(self, now: FullGraphWay) -> list[FullGraphWay] | None:
         """The ways that are still gone, the one of the pass that begins `now` among them, where others were left since
@@ -127,8 +141,9 @@ class PlannedPasses:
             self.plan = None
 
 
-def _refuse(given: FullGraphPlan, here: FullGraphPlan) -> None:
-    for what, value in here.made_for.items():
+def _check(given: FullGraphPlan, made_for: Mapping[str, Any]) -> None:
+    """ValueError where a plan was made for something else."""
+    for what, value in made_for.items():
         if given.made_for.get(what) != value:
             raise ValueError(
                 f"this plan was made for other {what}: {given.made_for.get(what)!r}, here it is {value!r}. "
