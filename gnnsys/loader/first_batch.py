@@ -29,7 +29,7 @@ _TIMES = 3
 T = TypeVar("T")
 
 
-class Table(NamedTuple):
+class RowTable(NamedTuple):
     """Rows of a node type in memory, by what they take."""
 
     num_bytes: int
@@ -119,20 +119,20 @@ def sums_for(
     return FirstSums(table, layer.reduce, pattern, pin)
 
 
-def tables(graph: Graph) -> list[Table]:
+def tables(graph: Graph) -> list[RowTable]:
     """Rows of nodes that are tensors."""
     return [
-        Table(rows.nbytes, node_type, name)
+        RowTable(rows.nbytes, node_type, name)
         for node_type, arrays in graph.node_data.items()
         for name, rows in arrays.items()
         if isinstance(rows, torch.Tensor)
     ]
 
 
-def all_tables(graph: Graph) -> list[Table]:
+def all_tables(graph: Graph) -> list[RowTable]:
     """The same, and rows of which a device caches some."""
     caches = [
-        Table(prod(rows.shape) * rows.dtype.itemsize, node_type, name)
+        RowTable(prod(rows.shape) * rows.dtype.itemsize, node_type, name)
         for node_type, arrays in graph.node_data.items()
         for name, rows in arrays.items()
         if isinstance(rows, DeviceCache)
@@ -140,5 +140,5 @@ def all_tables(graph: Graph) -> list[Table]:
     return tables(graph) + caches
 
 
-def largest(found: Sequence[Table]) -> Table:
+def largest(found: Sequence[RowTable]) -> RowTable:
     return max(found, key=lambda table: (table.num_bytes, str(table[1:])))

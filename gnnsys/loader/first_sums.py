@@ -25,14 +25,14 @@ from gnnsys.store import DeviceCache, read_rows
 SUMS = ("sum", "mean")  # reductions that are made ahead
 
 
-class FirstLayer(NamedTuple):
+class LayerSums(NamedTuple):
     """What a model's first layer takes: sums over in-edges by `reduce`. `name` is its class."""
 
     name: str
     reduce: str
 
 
-def first_layer(model: nn.Module | None) -> FirstLayer | str:
+def first_layer(model: nn.Module | None) -> LayerSums | str:
     """What a model's first layer takes; or why no sums can be made for it."""
     if model is None:
         return "model= was not given, so nobody knows what the first layer takes"
@@ -46,7 +46,7 @@ def first_layer(model: nn.Module | None) -> FirstLayer | str:
             halves = module.halves()  # type: ignore[operator]
             if halves is None or halves.reduce not in SUMS:
                 return f"the first layer, {name}, takes other things than sums of its neighbours' rows"
-            return FirstLayer(name, halves.reduce)
+            return LayerSums(name, halves.reduce)
     return "the model has no layer of gnnsys.nn"
 
 
