@@ -29,7 +29,7 @@ _TIMES = 3
 T = TypeVar("T")
 
 
-class RowTable(NamedTuple):
+class TableSize(NamedTuple):
     """Rows of a node type in memory, by what they take."""
 
     num_bytes: int
@@ -119,20 +119,20 @@ def sums_for(
     return FirstSums(table, layer.reduce, pattern, pin)
 
 
-def tables(graph: Graph) -> list[RowTable]:
+def tables(graph: Graph) -> list[TableSize]:
     """Rows of nodes that are tensors."""
     return [
-        RowTable(rows.nbytes, node_type, name)
+        TableSize(rows.nbytes, node_type, name)
         for node_type, arrays in graph.node_data.items()
         for name, rows in arrays.items()
         if isinstance(rows, torch.Tensor)
     ]
 
 
-def all_tables(graph: Graph) -> list[RowTable]:
+def all_tables(graph: Graph) -> list[TableSize]:
     """The same, and rows of which a device caches some."""
     caches = [
-        RowTable(prod(rows.shape) * rows.dtype.itemsize, node_type, name)
+        TableSize(prod(rows.shape) * rows.dtype.itemsize, node_type, name)
         for node_type, arrays in graph.node_data.items()
         for name, rows in arrays.items()
         if isinstance(rows, DeviceCache)
@@ -140,5 +140,5 @@ def all_tables(graph: Graph) -> list[RowTable]:
     return tables(graph) + caches
 
 
-def largest(found: Sequence[RowTable]) -> RowTable:
+def largest(found: Sequence[TableSize]) -> TableSize:
     return max(found, key=lambda table: (table.num_bytes, str(table[1:])))
