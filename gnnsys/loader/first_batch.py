@@ -5,6 +5,7 @@ It is measured on the first batch of a loader.
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -48,8 +49,8 @@ class FirstBatch(NamedTuple):
     schedule: Schedule
     sums: FirstSums | str
 
-    def _draw(self, sample: SampleStage) -> Sampled:
-        ticket = self.schedule.ticket(0)
+    def _draw(self, sample: SampleStage, number: int = 0) -> Sampled:
+        ticket = self.schedule.ticket(number)
         return sample(ticket, self.schedule.inputs(ticket))
 
     def measure_sums(self) -> SumLoad | None:
@@ -67,14 +68,14 @@ class FirstBatch(NamedTuple):
     def measure_sampling(self) -> SampleLoad:
         """What sampling takes by the host's threads, and by the device where that reads the structure already."""
         with _threads(1):
-            drawn, on_host = _best(lambda: self._draw(self.sample))
+            drawn, on_host = _median(lambda number: self._draw(self.sample, number))
         num_bytes, sample, on_device = sum(tensor.nbytes for tensor in drawn.tensors()), self.on_device, None
         if sample is not None:
-            _, on_device = _best(lambda: self._drawn_there(sample))
+            _, on_device = _median(lambda number: self._drawn_there(sample, number))
         return SampleLoad(on_host / SumThreads.here().each, on_device, num_bytes)
 
-    def _drawn_there(self, sample: SampleStage) -> Sampled:
-        sampled = self._draw(sample)
+    def _drawn_there(self, sample: SampleStage, number: int) -> Sampled:
+        sampled = self._draw(sample, number)
         torch.accelerator.synchronize(sampled.sample.device)
         return sampled
 
@@ -97,6 +98,18 @@ def _best(call: Callable[[], T]) -> tuple[T, float]:
         made = call()
         seconds.append(time.perf_counter() - began)
     return made, min(seconds)
+
+
+def _median(draw: Callable[[int], T]) -> tuple[T, float]:
+    """Of different batches, as a device may remember what it has read for one: what was drawn last, and the seconds.
+
+    The first one is drawn to warm up."""
+    seconds = []
+    for number in range(1 + _TIMES):
+        began = time.perf_counter()
+        made = draw(number)
+        seconds.append(time.perf_counter() - began)
+    return made, statistics.median(seconds[1:])
 
 
 def sums_for(

@@ -254,6 +254,8 @@ class Loader:
             self._ending = None
             return iter(())
         self._ending = None
+        if not self._across_epochs:
+            self.close()  # what loads may have come to the end of an epoch whose iterator was not asked for its end
         begins, planned = self._position, self._execution
         return self._epoch(
             self._iteration, self._pipeline_at(begins) if planned is None else planned.at(begins, self.epoch)

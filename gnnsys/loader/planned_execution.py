@@ -271,7 +271,7 @@ class PlannedExecution:
         self._clock.forget()
         if self.plan.chosen is None:
             self._num_tried = 0
-            self.plan.trial.seconds.clear()
+            self.plan.trial.begin()
 
     def take_over(self, leftover: Leftover | None) -> None:
         """Tells all ways of an epoch that was dealt anew; those that are made later are told when they are."""

@@ -348,3 +348,16 @@ def test_fanouts_that_are_no_list_of_whole_numbers_are_refused(graph: Graph) -> 
     for fanouts in (3, [2.7], [1 << 40]):
         with pytest.raises(ValueError, match="num_neighbors"):
             NeighborLoader(graph, fanouts)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("across_epochs", [True, False])
+def test_an_iterator_that_is_not_asked_for_its_end_leaves_the_next_epoch_whole(
+    graph: Graph, across_epochs: bool
+) -> None:
+    loader = NeighborLoader(graph, [4], batch_size=64, shuffle=True, across_epochs=across_epochs)
+    plain = NeighborLoader(graph, [4], batch_size=64, shuffle=True)
+    for _ in range(3):
+        epoch = iter(loader)  # the one before lives until here
+        ours = [next(epoch).n_id for _ in range(len(loader))]
+        assert all(torch.equal(a, batch.n_id) for a, batch in zip(ours, plain, strict=True))
+    loader.close()

@@ -1,6 +1,7 @@
 """Plans under a user's hands: errors in the loop, loaders that are closed or shared, states that are damaged."""
 
 import os
+import random
 import signal
 from itertools import islice
 
@@ -9,8 +10,8 @@ import torch
 
 from gnnsys.loader.planned import check_room
 from gnnsys.pipeline import Pipeline
-from gnnsys.planning import CACHED, ExecutionPlan, Way
-from tests.loader.planned_ways import WAYS, Clock, are_same, node_loader, tensors_of, until_chosen, with_ways
+from gnnsys.planning import CACHED, DriftWatch, ExecutionPlan, Way
+from tests.loader.planned_ways import WAYS, Clock, are_same, node_loader, short, tensors_of, until_chosen, with_ways
 
 SECONDS = {0: 3.0, 1: 1.0, 2: 2.0}
 
@@ -275,4 +276,35 @@ def test_a_state_of_other_ways_has_the_trial_begin_anew(monkeypatch):
     loader.load_state_dict(other.state_dict())
     clock.epochs(loader, SECONDS, 1)
     assert loader.plan.chosen == 1 and [len(loader.plan.trial.seconds[way]) for way in range(3)] == [2, 3, 3]
+    loader.close()
+
+
+@pytest.mark.parametrize("across_epochs", [True, False])
+def test_batches_are_the_same_whatever_happens_in_whatever_order(monkeypatch, across_epochs):
+    """Epochs that are left, states that are loaded, loaders that are closed, batches that turn slow and fast."""
+    monkeypatch.setattr(DriftWatch, "window", 2)
+    chance, clock, nodes = random.Random(7), Clock(monkeypatch), torch.arange(8 * 12)
+    plain = node_loader(input_nodes=nodes)
+    expected = [[tensors_of(batch) for batch in plain] for _ in range(41)]
+
+    def make():
+        return short(with_ways(input_nodes=nodes, across_epochs=across_epochs), rounds=2)
+
+    loader, num_drifts = make(), 0
+    for _ in range(40):
+        if chance.random() < 0.1:
+            state = loader.state_dict()
+            if chance.random() < 0.5:
+                loader.close()
+            loader = make()
+            loader.load_state_dict(state)
+        level = chance.choice([1.0, 1.0, 2.0, 8.0])
+        seconds = {0: 3.0, 1: level, 2: 2.0}
+        epoch = iter(loader)
+        at = loader.state_dict()["batch"]
+        for number, batch in zip(range(at, at + chance.choice([4, 12, 12, 12])), epoch, strict=False):
+            assert are_same([tensors_of(batch)], [expected[loader.epoch][number]])
+            clock.train(loader, seconds)
+        num_drifts = max(num_drifts, len(loader.plan.drifts))
+    assert num_drifts > 0, "ways were tried again"
     loader.close()

@@ -54,6 +54,18 @@ def test_two_that_are_hard_to_tell_apart_have_more_turns():
     assert _played([[1.0] * 6, [0.99] * 6]) == _played([[1.0] * 6, [0.9] * 6]) == [[0, 1]] * 3
 
 
+def test_a_long_trial_is_gone_on_with():
+    trial = WayTrial(2)
+    while not trial.is_over:
+        trial.add(0, 0.8 if trial.round % 2 else 1.0)
+        trial.add(1, 0.85)
+        trial.end_round()
+    assert trial.round == 6
+    other = WayTrial(2)
+    other.take(trial.to_json())
+    assert other.round == 6 and other.playing == trial.playing
+
+
 def test_ways_of_which_nothing_was_measured_go_on():
     trial = WayTrial(2)
     for _ in range(trial.rounds):

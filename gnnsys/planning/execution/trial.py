@@ -166,6 +166,10 @@ class WayTrial:
         """Goes on where `to_json` was; ValueError for what is no trial of these ways."""
         tried, playing, number = value["tried"], value["playing"], value["round"]
         all_ways = range(self.num_ways)
-        if not tried or not set(playing) <= set(tried) <= set(all_ways) or number not in range(self.rounds + 1):
+        if (
+            not tried
+            or not set(playing) <= set(tried) <= set(all_ways)
+            or number not in range(max(self.rounds, MOST_ROUNDS) + 1)
+        ):
             raise ValueError(f"this is no trial of {self.num_ways} ways: {dict(value)!r:.200}")
         self.tried, self.playing, self.round = list(map(int, tried)), list(map(int, playing)), int(number)
