@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import stat
+import threading
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -42,7 +44,7 @@ def test_a_profile_is_made_once_and_a_damaged_one_again(cache: Path, capsys: pyt
     assert set(made.costs.operators) == HOST and made.machine.threads == 1
     assert all(cost.terms and cost.points >= 6 for cost in made.costs.operators.values())
     assert {name for pair in made.pairs for name in pair} == {"sample/host", "spmm/host", "product/host"}
-    (path,) = cache.iterdir()
+    (path,) = cache.glob("*.json")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert machine_profile(None, 1) == made, "measured again, although it was kept"
     assert command.main(["--threads", "1"]) == 0
@@ -54,6 +56,29 @@ def test_a_profile_is_made_once_and_a_damaged_one_again(cache: Path, capsys: pyt
     assert command.main(["--threads", "1", "--again", "--budget", "0.2", "--out", str(cache / "here.json")]) == 0
     newest = machine_profile(None, 1)
     assert newest != again and profile_cache.MachineProfile.load(cache / "here.json") == newest and newest.error > 0
+
+
+def test_of_processes_that_ask_at_once_one_measures(cache: Path):
+    """The second waits until the first, which is in the middle of it, has written its profile, and takes that."""
+    facts = facts_of(None, 1)
+    described = profile_cache.MachineProfile.from_rates(cores=1, host_gbs_per_core=1.0, host_gflops_per_core=1.0)
+    theirs = replace(described, machine=facts)
+    cache.mkdir(parents=True)
+    found = []
+    with profile_cache._alone(cache / "lock", 60.0):
+        second = threading.Thread(target=lambda: found.append(machine_profile(None, 1)))
+        second.start()
+        theirs.save(profile_cache.profile_path(facts))
+    second.join(60.0)
+    assert found == [theirs]
+
+
+def test_nobody_waits_for_ever(cache: Path):
+    cache.mkdir(parents=True)
+    with profile_cache._alone(cache / "lock", 60.0), profile_cache._alone(cache / "lock", 0.0):
+        pass
+    with profile_cache._alone(cache / "no such folder" / "lock", 60.0):
+        pass
 
 
 def test_a_kept_profile_of_another_machine_is_not_taken(cache: Path):
