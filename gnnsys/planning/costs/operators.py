@@ -65,7 +65,7 @@ class Operator:
             known = ", ".join((*self.sizes, *(f"{name}={value:g}" for name, value in self.optional.items())))
             raise ValueError(f"{self.name!r} {what}: its sizes are {known}")
         for name, value in given.items():
-            if not value >= 0:
+            if not (value >= 0 and math.isfinite(value)):
                 raise ValueError(f"{name} of {self.name!r} must be a number that is not negative, got {value!r}")
         return {**self.optional, **given}
 

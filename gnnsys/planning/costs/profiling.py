@@ -43,9 +43,10 @@ def profile_machine(
     on_device = nullcontext() if device is None else torch.cuda.device(device)
     with on_device, compute_threads(threads), sampling_threads(threads) as pool, torch.no_grad():
         room = _HOST_SHARE * MemoryBudget.of("cpu").left() / _HOST_BYTES
-        host = HostProbes(context, pool, scale=min(1.0, room, budget_seconds / _FULL_SECONDS))
+        scale = min(1.0, budget_seconds / _FULL_SECONDS)
+        host = HostProbes(context, pool, scale=min(scale, room))
         probes = host.all()
-        there = None if device is None else DeviceProbes(device, context)
+        there = None if device is None else DeviceProbes(device, context, scale=scale)
         if there is not None:
             probes += there.all()
         for_pairs = _FOR_PAIRS * budget_seconds
@@ -77,7 +78,7 @@ def _of_pairs(host: HostProbes, there: DeviceProbes | None) -> dict[str, CostPro
             there.copy_of("copy/down", 6.4e7),
             there.over_bus_of(150_000, 100),
             there.spmm_of(large, 128),
-            there.product_of(160_000, 256, 256),
+            there.product_of(num_rows // 4, 256, 256),
             there.sample_of(graph, (15, 10, 5), 1024, True),
             there.sample_of(graph, (15, 10, 5), 1024, False),
         ]
