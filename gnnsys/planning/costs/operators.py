@@ -21,6 +21,7 @@ _PAGE, _PAGES_PER_LINE = 4096, 8  # of the host's memory; entries of a page tabl
 _LONG_ROW = 1000  # bytes, from which fewer rows are asked for ahead
 _FRESH = 32 << 20  # bytes: larger results are in new pages every time, smaller ones where others were
 _LANES = 16  # columns of a product that a processor's vectors make at a time
+_COMMON_TABLE = 1 << 30  # bytes, of features that nobody has told the number of
 _TABLE_BYTES = 32  # of a table of ids, per id
 _TILE_ROWS, _TILE_COLUMNS = 128, 64  # of a product, that a GPU's multiprocessor makes at a time
 CORES, BUS = "cores", "bus"
@@ -64,7 +65,7 @@ class Operator:
             known = ", ".join((*self.sizes, *(f"{name}={value:g}" for name, value in self.optional.items())))
             raise ValueError(f"{self.name!r} {what}: its sizes are {known}")
         for name, value in given.items():
-            if not value >= 0:
+            if not (value >= 0 and math.isfinite(value)):
                 raise ValueError(f"{name} of {self.name!r} must be a number that is not negative, got {value!r}")
         return {**self.optional, **given}
 
@@ -110,8 +111,12 @@ def _page_lines(rows: float, row_bytes: float, table: float) -> float:
     return -lines * math.expm1(-rows * max(1.0, row_bytes / _PAGE) / lines) if lines > 0 else 0.0
 
 
+def _table_bytes(s: Sizes) -> float:
+    return s["table_rows"] * s["row_bytes"] or _COMMON_TABLE
+
+
 def _host_gather(s: Sizes, context: CostContext) -> dict[str, float]:
-    rows, num_bytes, table = s["rows"], s["rows"] * s["row_bytes"], s["table_rows"] * s["row_bytes"]
+    rows, num_bytes, table = s["rows"], s["rows"] * s["row_bytes"], _table_bytes(s)
     idle = _idle(context, num_bytes / _THREAD_BYTES)
     is_split = s["row_bytes"] % LINE != 0
     return {
@@ -129,7 +134,7 @@ def _host_gather(s: Sizes, context: CostContext) -> dict[str, float]:
 
 def _device_gather(s: Sizes, context: CostContext) -> dict[str, float]:
     rows, num_bytes = s["rows"], s["rows"] * s["row_bytes"]
-    far = _beyond(context.device_cache, s["table_rows"] * s["row_bytes"])
+    far = _beyond(context.device_cache, _table_bytes(s))
     return {
         "call": 1.0,
         "rows": rows,
@@ -284,9 +289,8 @@ def _launch(s: Sizes, context: CostContext) -> dict[str, float]:
     return {"calls": s["calls"]}
 
 
-_BIG = 1e15  # rows or bytes: more than any cache has
-_OF_GRAPH = {"graph_bytes": _BIG}
-_OF_TABLE = {"table_rows": _BIG}
+_OF_GRAPH = {"graph_bytes": 1e15}  # more than any cache has
+_OF_TABLE: dict[str, float] = {"table_rows": 0}
 _OF_SPMM: dict[str, float] = {"itemsize": 4, "sources": 0}
 _HITS = {"hit_rate": 0.0}
 _BOTH_GRADIENTS: dict[str, float] = {"input_gradient": 1}
@@ -319,9 +323,7 @@ _ALL = (
     Operator("gather/host", _ROWS, _host_gather, ("call", "rows", "bytes"), _OF_TABLE, _HOST, by_width="row_bytes"),
     Operator("gather/device", _ROWS, _device_gather, ("call", "rows", "bytes"), _OF_TABLE, by_width="row_bytes"),
     Operator("gather/bus", _ROWS, _bus_gather, ("call", "rows", "bytes"), {}, _CARRIED, by_width="row_bytes"),
-    Operator(
-        "gather/cached", _ROWS, _cached_gather, ("call", "hit bytes", "missed bytes"), {"hit_rate": 0.0}, _CARRIED
-    ),
+    Operator("gather/cached", _ROWS, _cached_gather, ("call", "hit bytes", "missed bytes"), _HITS, _CARRIED),
     Operator("copy/up", ("bytes",), _copy, _BYTES, {}, _CARRIED),
     Operator("copy/down", ("bytes",), _copy, _BYTES, {}, _CARRIED),
     Operator("copy/pageable", ("bytes",), _copy, _BYTES, {}, _HOST | _CARRIED),

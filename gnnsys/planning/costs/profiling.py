@@ -16,9 +16,11 @@ from gnnsys.planning.costs.model import CostModel
 from gnnsys.planning.costs.pairs import DEVICE_PAIRS, HOST_PAIRS, measure_pairs
 from gnnsys.planning.costs.profile import MachineProfile
 from gnnsys.planning.costs.timing import CostProbe, ProbeTimer, time_probes
+from gnnsys.store import MemoryBudget
 
 BUDGET_SECONDS = 20.0
 _FOR_PAIRS = 0.15  # of the budget
+_HOST_SHARE, _HOST_BYTES = 0.5, 4 << 30  # of what the host has left; what probes take at most
 _FULL_SECONDS = 10.0  # from which sizes are as large as those of batches
 _RESERVE = 1.0  # seconds: the fit, and the call under way when time is up
 
@@ -40,9 +42,11 @@ def profile_machine(
     context = context_of(device, threads)
     on_device = nullcontext() if device is None else torch.cuda.device(device)
     with on_device, compute_threads(threads), sampling_threads(threads) as pool, torch.no_grad():
-        host = HostProbes(context, pool, scale=min(1.0, budget_seconds / _FULL_SECONDS))
+        room = _HOST_SHARE * MemoryBudget.of("cpu").left() / _HOST_BYTES
+        scale = min(1.0, budget_seconds / _FULL_SECONDS)
+        host = HostProbes(context, pool, scale=min(scale, room))
         probes = host.all()
-        there = None if device is None else DeviceProbes(device, context)
+        there = None if device is None else DeviceProbes(device, context, scale=scale)
         if there is not None:
             probes += there.all()
         for_pairs = _FOR_PAIRS * budget_seconds
@@ -74,7 +78,7 @@ def _of_pairs(host: HostProbes, there: DeviceProbes | None) -> dict[str, CostPro
             there.copy_of("copy/down", 6.4e7),
             there.over_bus_of(150_000, 100),
             there.spmm_of(large, 128),
-            there.product_of(160_000, 256, 256),
+            there.product_of(num_rows // 4, 256, 256),
             there.sample_of(graph, (15, 10, 5), 1024, True),
             there.sample_of(graph, (15, 10, 5), 1024, False),
         ]

@@ -160,6 +160,7 @@ def test_what_is_no_model_is_refused(value: object, said: str):
         ("optimizer/host", {"parameters": 1, "rows": 2}, "'optimizer/host' has no size 'rows'"),
         ("optimizer/host", {"parameters": -1}, "parameters of 'optimizer/host' must be a number that is not negative"),
         ("optimizer/host", {"parameters": math.nan}, "parameters of 'optimizer/host' must be a number"),
+        ("optimizer/host", {"parameters": math.inf}, "parameters of 'optimizer/host' must be a number"),
     ],
 )
 def test_bad_questions_are_told_in_one_line(operator: str, sizes: dict[str, float], said: str):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import itertools
 import stat
+import threading
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -41,7 +44,7 @@ def test_a_profile_is_made_once_and_a_damaged_one_again(cache: Path, capsys: pyt
     assert set(made.costs.operators) == HOST and made.machine.threads == 1
     assert all(cost.terms and cost.points >= 6 for cost in made.costs.operators.values())
     assert {name for pair in made.pairs for name in pair} == {"sample/host", "spmm/host", "product/host"}
-    (path,) = cache.iterdir()
+    (path,) = cache.glob("*.json")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert machine_profile(None, 1) == made, "measured again, although it was kept"
     assert command.main(["--threads", "1"]) == 0
@@ -53,6 +56,29 @@ def test_a_profile_is_made_once_and_a_damaged_one_again(cache: Path, capsys: pyt
     assert command.main(["--threads", "1", "--again", "--budget", "0.2", "--out", str(cache / "here.json")]) == 0
     newest = machine_profile(None, 1)
     assert newest != again and profile_cache.MachineProfile.load(cache / "here.json") == newest and newest.error > 0
+
+
+def test_of_processes_that_ask_at_once_one_measures(cache: Path):
+    """The second waits until the first, which is in the middle of it, has written its profile, and takes that."""
+    facts = facts_of(None, 1)
+    described = profile_cache.MachineProfile.from_rates(cores=1, host_gbs_per_core=1.0, host_gflops_per_core=1.0)
+    theirs = replace(described, machine=facts)
+    cache.mkdir(parents=True)
+    found = []
+    with profile_cache._alone(cache / "lock", 60.0):
+        second = threading.Thread(target=lambda: found.append(machine_profile(None, 1)))
+        second.start()
+        theirs.save(profile_cache.profile_path(facts))
+    second.join(60.0)
+    assert found == [theirs]
+
+
+def test_nobody_waits_for_ever(cache: Path):
+    cache.mkdir(parents=True)
+    with profile_cache._alone(cache / "lock", 60.0), profile_cache._alone(cache / "lock", 0.0):
+        pass
+    with profile_cache._alone(cache / "no such folder" / "lock", 60.0):
+        pass
 
 
 def test_a_kept_profile_of_another_machine_is_not_taken(cache: Path):
@@ -151,21 +177,14 @@ def test_sizes_that_take_too_long_are_left_out_but_for_a_few():
 
 
 def test_pairs_are_called_alone_and_beside_each_other():
-    beside: set[str] = set()
-    at_work = dict.fromkeys(("sample/host", "spmm/host"), False)
-
-    def make(name: str) -> CostProbe:
-        def call() -> None:
-            at_work[name] = True
-            torch.ones(20_000, device="cpu").sum()
-            beside.update(other for other, works in at_work.items() if works and other != name)
-            at_work[name] = False
-
-        return CostProbe(name, {}, call)
-
-    found = pairs.measure_pairs({name: make(name) for name in at_work}, pairs.HOST_PAIRS, 0.05, 1)
+    """With no time at all, each is called once to warm up and three times to count: alone, and beside the other."""
+    called: list[str] = []
+    probes = {n: CostProbe(n, {}, partial(called.append, n)) for n in ("sample/host", "spmm/host")}
+    found = pairs.measure_pairs(probes, pairs.HOST_PAIRS, 0.0, 1)
     assert set(found) == {("sample/host", "spmm/host"), ("spmm/host", "sample/host")}, "only what there are probes of"
-    assert all(factor >= 1.0 for factor in found.values()) and beside == set(at_work)
+    assert all(factor >= 1.0 for factor in found.values())
+    assert called[:4] == ["sample/host"] * 4 and called[4:8] == ["spmm/host"] * 4
+    assert min(called[8:].count(name) for name in probes) >= 4
     assert pairs._rate([0.0, 1.0, 2.0, 4.0]) == 0.75
 
 
