@@ -15,7 +15,14 @@ from typing import Any
 
 import torch
 
-from gnnsys.bench import execution_bus, execution_fullgraph, execution_schedules, execution_shuffle
+from gnnsys.bench import (
+    execution_bus,
+    execution_fullgraph,
+    execution_schedules,
+    execution_shuffle,
+    execution_table4,
+    execution_workloads,
+)
 from gnnsys.bench.case import OURS, Benchmark, Case, NotHere, Side, Versus, value
 from gnnsys.bench.gpu.epoch import DeviceModel, Steps, epoch_seconds, first_epoch, steps_of, widths_of
 from gnnsys.bench.gpu.inputs import (
@@ -184,5 +191,6 @@ def _host_graph(work: Workload) -> Graph:
 
 BENCHMARKS: list[Benchmark] = [
     plain_script, capped, from_nothing, host_cores, *execution_bus.BENCHMARKS, *execution_fullgraph.BENCHMARKS,
-    *execution_schedules.BENCHMARKS, *execution_shuffle.BENCHMARKS,
+    *execution_schedules.BENCHMARKS, *execution_shuffle.BENCHMARKS, *execution_workloads.BENCHMARKS,
+    *execution_table4.BENCHMARKS,
 ]  # fmt: skip
