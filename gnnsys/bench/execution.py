@@ -21,6 +21,8 @@ from gnnsys.bench import (
     execution_fullgraph,
     execution_schedules,
     execution_shuffle,
+    execution_table4,
+    execution_workloads,
 )
 from gnnsys.bench.case import OURS, Benchmark, Case, NotHere, Side, Versus, value
 from gnnsys.bench.gpu.epoch import DeviceModel, Steps, epoch_seconds, first_epoch, steps_of, widths_of
@@ -191,4 +193,5 @@ def _host_graph(work: Workload) -> Graph:
 BENCHMARKS: list[Benchmark] = [
     plain_script, capped, from_nothing, host_cores, *execution_bus.BENCHMARKS, *execution_costs.BENCHMARKS,
     *execution_fullgraph.BENCHMARKS, *execution_schedules.BENCHMARKS, *execution_shuffle.BENCHMARKS,
+    *execution_table4.BENCHMARKS, *execution_workloads.BENCHMARKS,
 ]  # fmt: skip
