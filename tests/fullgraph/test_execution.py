@@ -146,6 +146,7 @@ def test_a_trial_trains_as_the_default_does_and_all_ranks_choose_alike(monkeypat
     """Over real connections, through contests of bins, of PyG's layers and of sums that pay late."""
     monkeypatch.setattr(pass_planner, "_BIN_NODES", 3)
     monkeypatch.setattr(full_graph_plan, "ROUNDS", 1)
+    monkeypatch.setattr(propose_ways, "_SOON", 8)
     x = rows()
     torch.manual_seed(0)
     layers = [pyg.GCNConv(WIDTH, 1).double(), nn.ReLU(), pyg.GCNConv(1, 3).double()]  # sums pay after 12 epochs
@@ -174,7 +175,8 @@ def test_a_trial_trains_as_the_default_does_and_all_ranks_choose_alike(monkeypat
         assert num_plans == 1  # those of ways that were left are given back
 
 
-def test_sums_that_pay_late_and_cost_little_are_tried_at_once():
+def test_sums_that_pay_late_and_cost_little_are_tried_at_once(monkeypatch):
+    monkeypatch.setattr(propose_ways, "_SOON", 8)
     x = rows()
     model = HybridParallel([GCNConv(WIDTH, 1).double()], GRAPH, execution="auto")  # pay after 12 epochs
     for epoch in range(1, 2 * (WARM + MEASURED)):
@@ -184,8 +186,9 @@ def test_sums_that_pay_late_and_cost_little_are_tried_at_once():
     assert "as given, sums kept: being tried" in model.execution.report()
 
 
-def test_sums_that_pay_late_and_cost_much_are_made_when_not_having_them_has_cost_as_much():
+def test_sums_that_pay_late_and_cost_much_are_made_when_not_having_them_has_cost_as_much(monkeypatch):
     """On several ranks rows travel for them once, and it is not known what that costs."""
+    monkeypatch.setattr(propose_ways, "_SOON", 8)
     x = rows()
 
     def work(rank, group):

@@ -18,6 +18,7 @@ from gnnsys.planning import WayTrial
 
 WARM, MEASURED, ROUNDS = 1, 2, 3  # epochs of a turn; turns of each way
 _HOPELESS = 1.5  # times the other way's epoch, in its first turn
+_BETTER = 0.98  # of the median, and of the least turn, of the way at work, to be worth leaving it
 _CHEAP = 4.0  # epochs that a way may take once to be tried at once: without a plan it is paid in the first epoch
 _MOST = 3  # times the epochs of a contest, after which it is left: passes without a backward are not measured
 _VERSION = 1
@@ -197,7 +198,8 @@ class FullGraphPlan:
         own, others = trial.median(0), trial.median(1)
         assert other is not None and own is not None and others is not None
         self.medians |= {self.way.name: own, other.name: others}
-        wins = bool(trial.best())
+        least, least_other = min(contest.seconds[0]), min(contest.seconds[1])
+        wins = others <= _BETTER * own and least_other <= _BETTER * least  # what else runs here only adds
         said = f"{1000 * others:.2f} ms an epoch, against {1000 * own:.2f} of {self._told(self.way)}"
         if wins:
             self._end(f"{said}: {own / others:.2f} times as fast, stays")

@@ -34,7 +34,7 @@ from gnnsys.store import MemoryBudget
 
 _SHARE = 2  # a way may take one part in so many of the memory that is left
 _SAMPLE = 32  # one node in so many tells what sums take
-_SOON = 8  # epochs within which sums that are kept pay: they are kept from the first epoch on
+_SOON = 100  # epochs, as many as a training has: sums that pay within them are kept from the first one on
 _FEW_BINS, _MANY_BINS = 2, 2 * NUM_BINS
 _APPROXIMATE = "training is approximate, and goes as it is told"
 _ROWS, _BINS, _CORES = "rows on the device", "other numbers of bins", "all cores"

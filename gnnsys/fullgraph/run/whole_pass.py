@@ -93,7 +93,11 @@ class PassRunner:
         if placed is not None and (placed.has_halo or not has_halo):
             return placed.rows[:num_rows], True
         rows = state.host_rows((num_rows, x.shape[1]), x.dtype, device)
-        rows[: self.halo.num_core] = x.detach()[self.halo.order_on(x.device)]
+        own, order = rows[: self.halo.num_core], self.halo.order_on(x.device)
+        if x.device == device:
+            torch.index_select(x.detach(), 0, order, out=own)
+        else:
+            own.copy_(x.detach()[order])
         if self.known is not None:
             sums = ConstantSums(self.halo.num_core) if placed is None else placed.sums
             self.known.placed[device] = PlacedRows(rows, has_halo, sums)
