@@ -138,6 +138,7 @@ class Loader:
     def _plan_execution(
         self, execution: str | ExecutionPlan, make: Callable[[Way], Loader], visits: Visits | None, *,
         is_told_threads: bool, is_in_order: bool, first: FirstBatch | None = None,
+        sums: FirstSums | str = "loaders of nodes alone make them",
     ) -> None:  # fmt: skip
         """Has batches made by a plan, or by the best that is possible. `make` makes a loader that goes another way."""
         target = None if self._device.type == "cpu" else self._device
@@ -145,9 +146,8 @@ class Loader:
         made_for |= hardware(target)
         if isinstance(execution, ExecutionPlan):
             check_made_for(execution, made_for)
-            why = "a sampler of your own draws" if first is None else first.sums
-            if isinstance(why, str) and any(any(way.sums) for way in execution.ways):
-                raise ValueError(f"this plan makes sums of the first layer ahead, and here {why}")
+            if isinstance(sums, str) and any(any(way.sums) for way in execution.ways):
+                raise ValueError(f"this plan makes sums of the first layer ahead, and here {sums}")
             plan = execution.copy()  # two loaders must not write into one
         elif execution == AUTO:
             plan = make_plan(

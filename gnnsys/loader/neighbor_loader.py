@@ -199,8 +199,9 @@ class NeighborLoader(Loader):
             if on_host is not None and len(inputs):
                 first = FirstBatch(on_host, None if where is None else sample, schedule, sums)
             self._plan_execution(
-                execution, make, visits, is_told_threads=num_threads is not None, is_in_order=in_order, first=first
-            )
+                execution, make, visits, is_told_threads=num_threads is not None, is_in_order=in_order, first=first,
+                sums=sums,
+            )  # fmt: skip
 
 
 class _Visits:

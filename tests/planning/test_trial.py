@@ -54,6 +54,14 @@ def test_two_that_are_hard_to_tell_apart_have_more_turns():
     assert _played([[1.0] * 6, [0.99] * 6]) == _played([[1.0] * 6, [0.9] * 6]) == [[0, 1]] * 3
 
 
+def test_of_ways_that_are_alike_the_one_that_is_named_first_is_taken():
+    trial = WayTrial(4)
+    trial.seconds = {0: [2.0] * 3, 1: [1.02] * 3, 2: [1.0] * 3, 3: [1.5] * 3}
+    assert trial.best() == 1
+    trial.seconds[1] = [1.04] * 3
+    assert trial.best() == 2
+
+
 def test_a_long_trial_is_gone_on_with():
     trial = WayTrial(2)
     while not trial.is_over:

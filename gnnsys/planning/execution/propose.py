@@ -10,6 +10,8 @@ from gnnsys.planning.execution.way import CACHED, DEVICE, GIVEN, PINNED, Way
 
 _SHARE = 0.5  # of the memory that is left, for what a way takes beside the batches and the model
 _WORTH_A_CACHE = 0.1  # of the rows that batches ask for: with less in it, a cache changes nothing
+_WORTH_TRYING = 0.9  # of the seconds that loading is predicted to take without the host's help
+_MOST_BY_HOST = 0.5  # of the batches: a draw takes the host ten times as long as a device
 _READ_PER_BYTE = 2.5  # bytes of structure that cross the bus for each byte of a sample: whole sectors for single ids
 _MOST_SPLITS = 3  # of the cores, beside what is done without a plan
 
@@ -106,7 +108,11 @@ def _host_turns(way: Way, load: BatchLoad, rates: Rates) -> tuple[bool, ...]:
     assert sampling is not None
     rows, copied = _missed(way, load) * load.row_bytes / rates.bus, sampling.num_bytes / rates.bus
     device = _READ_PER_BYTE * copied if sampling.device is None else sampling.device
-    return spread(min(1.0, (rows + device) / (device - copied + sampling.host))) if device > copied else ()
+    if device <= copied:
+        return ()
+    share = min(_MOST_BY_HOST, (rows + device) / (device - copied + sampling.host))
+    is_worth_it = rows + device - share * (device - copied) <= _WORTH_TRYING * (rows + device)
+    return spread(share) if is_worth_it else ()
 
 
 def spread(share: float, longest: int = 8) -> tuple[bool, ...]:
@@ -130,6 +136,8 @@ def _mixes(way: Way, load: BatchLoad, rates: Rates) -> list[tuple[bool, ...]]:
     if rows <= summed:
         return []
     share = min(1.0, rows / (rows - summed + cores))
+    if rows - share * (rows - summed) > _WORTH_TRYING * rows:
+        return []
     patterns = dict.fromkeys([spread(share), spread(2 * share / 3)])
     return [pattern for pattern in patterns if any(pattern)]
 

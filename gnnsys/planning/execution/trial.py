@@ -16,6 +16,7 @@ MEASURED = 8
 ROUNDS = 3
 MOST_ROUNDS = 6  # where the fastest way and the first one are hard to tell apart
 _BETTER = 0.98  # of the time of the first way, to be worth leaving it
+_ALIKE = 1.03  # times the fastest: of ways that close to each other the simplest one, which is named first
 _HOPELESS = {1: 4.0, 2: 2.0}  # how many times as long as the best, after so many rounds
 
 
@@ -141,13 +142,14 @@ class WayTrial:
         measured itself.
 
         More than noise: a median below the turns of the first one (of four of these, one may be below it), and below
-        0.98 of their median.
+        0.98 of their median. Of several that are as fast within 3%, the one that is named first.
         """
         first, medians = self.tried[0], self.medians()
         if first not in medians:
             return first
-        fastest = self._fastest()
-        return fastest if medians[fastest] <= _BETTER * medians[first] and self._is_clear(fastest) else first
+        most = min(_BETTER * medians[first], _ALIKE * medians[self._fastest()])
+        faster = [way for way in sorted(medians) if medians[way] <= most and self._is_clear(way)]
+        return faster[0] if faster else first
 
     def medians(self) -> dict[int, float]:
         """Seconds a batch takes, of the ways that were tried and measured."""
