@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from gnnsys.bench import Report, Workload
-from gnnsys.bench.execution_costs import EQUATION, HOST, LIMIT, ON_GPU, costs
+from gnnsys.bench.execution.costs import EQUATION, HOST, LIMIT, ON_GPU, costs
 from gnnsys.bench.measure import RoundLimits, measure
 from gnnsys.bench.workload import Sizes
 from gnnsys.ops import HAS_CUDA_KERNELS

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gnnsys.bench import execution_fullgraph
 from gnnsys.bench.case import OURS, Case
-from gnnsys.bench.execution import BENCHMARKS
-from gnnsys.bench.execution_fullgraph import DEFAULT, Race
+from gnnsys.bench.execution import BENCHMARKS, fullgraph
+from gnnsys.bench.execution.fullgraph import DEFAULT, Race
 from gnnsys.bench.measure import RoundLimits, measure
 from gnnsys.bench.workload import Sizes, Workload
 
@@ -17,7 +16,7 @@ TINY = Sizes(2_000, 20_000, dim=16, num_seeds=64, epoch_batches=2)
 
 @pytest.fixture(autouse=True)
 def few_epochs(monkeypatch):
-    monkeypatch.setattr(execution_fullgraph, "EPOCHS", 6)
+    monkeypatch.setattr(fullgraph, "EPOCHS", 6)
 
 
 def cases(work: Workload, part: str) -> list[Case]:

@@ -6,7 +6,7 @@ from itertools import islice
 import pytest
 import torch
 
-from gnnsys.bench.execution_shuffle import (
+from gnnsys.bench.execution.shuffle import (
     ADAPTIVE,
     MODES,
     OFF,

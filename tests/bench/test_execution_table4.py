@@ -9,7 +9,7 @@ import torch
 
 from gnnsys.bench.case import NotHere
 from gnnsys.bench.execution import BENCHMARKS
-from gnnsys.bench.execution_table4 import (
+from gnnsys.bench.execution.table4 import (
     APART,
     AT_LEAST,
     DGL,

@@ -8,10 +8,10 @@ from itertools import islice
 import pytest
 import torch
 
-from gnnsys.bench import execution_workloads
 from gnnsys.bench.case import OURS, NotHere
 from gnnsys.bench.execution import BENCHMARKS
-from gnnsys.bench.execution_workloads import (
+from gnnsys.bench.execution import workloads as of_workloads
+from gnnsys.bench.execution.workloads import (
     BEST,
     DEFAULT,
     NEVER_SLOWER,
@@ -59,7 +59,7 @@ def test_workloads_of_one_graph_and_width_follow_each_other():
 @pytest.mark.parametrize("name", ["arxiv SAGE 128 1GB pinned", "products GCN 100 free pinned", "reddit GAT 602 1GB"])
 def test_what_was_chosen_is_timed_beside_every_way(name, monkeypatch, capsys):
     monkeypatch.setattr("gnnsys.planning.execution.plan.WayTrial", FEW_TURNS)
-    monkeypatch.setattr(execution_workloads, "_FAR", 1.0)  # all but the fastest are timed once
+    monkeypatch.setattr(of_workloads, "_FAR", 1.0)  # all but the fastest are timed once
     before = MemoryBudget.of("cpu").limit
     with Workload(TINY, settings=SETTINGS) as work:
         (case,) = [case for case in workloads(work) if case.name == f"execution/workloads/{name}"]

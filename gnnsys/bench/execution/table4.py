@@ -32,7 +32,7 @@ import torch
 import torch.nn.functional as F
 
 from gnnsys.bench.case import Benchmark, Case, Side, Versus, value
-from gnnsys.bench.execution_workloads import (
+from gnnsys.bench.execution.workloads import (
     UntrimmedModel,
     check_device,
     hidden_width,

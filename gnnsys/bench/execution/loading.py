@@ -1,4 +1,4 @@
-"""`gnnsys bench execution`: epochs of loaders that plan (`execution="auto"`), beside what is done without, and by hand.
+"""Epochs of loaders that plan (`execution="auto"`), beside what is done without, and by hand.
 
 On a GPU: a plain script, whose graph is in host memory and which says nothing but `device="cuda"`; and the same with
 less and less of the device's memory left. On the host: how cores are divided between loading and computing. Figures are
@@ -15,15 +15,6 @@ from typing import Any
 
 import torch
 
-from gnnsys.bench import (
-    execution_bus,
-    execution_costs,
-    execution_fullgraph,
-    execution_schedules,
-    execution_shuffle,
-    execution_table4,
-    execution_workloads,
-)
 from gnnsys.bench.case import OURS, Benchmark, Case, NotHere, Side, Versus, value
 from gnnsys.bench.gpu.epoch import DeviceModel, Steps, epoch_seconds, first_epoch, steps_of, widths_of
 from gnnsys.bench.gpu.inputs import (
@@ -190,8 +181,4 @@ def _host_graph(work: Workload) -> Graph:
     return work.once("execution/host graph", make)
 
 
-BENCHMARKS: list[Benchmark] = [
-    plain_script, capped, from_nothing, host_cores, *execution_bus.BENCHMARKS, *execution_costs.BENCHMARKS,
-    *execution_fullgraph.BENCHMARKS, *execution_schedules.BENCHMARKS, *execution_shuffle.BENCHMARKS,
-    *execution_table4.BENCHMARKS, *execution_workloads.BENCHMARKS,
-]  # fmt: skip
+BENCHMARKS: list[Benchmark] = [plain_script, capped, from_nothing, host_cores]
