@@ -69,7 +69,11 @@ class WayContest:
 
     @property
     def is_vain(self) -> bool:
-        return self.passes + self.held >= _MOST * self.trial.num_batches
+        return self.passes + self.held >= _MOST * self.trial.num_batches * ROUNDS
+
+    def side_of(self, number: int) -> int:
+        """Whose pass the `number`-th is: the two take turns."""
+        return number // self.trial.turn % 2
 
     def add(self, side: int, seconds: float, is_last: bool) -> None:
         self.epochs.append(seconds)
@@ -139,9 +143,9 @@ class FullGraphPlan:
         contest = self.contests[0]
         trial, number = contest.trial, contest.passes
         at = number % trial.turn
-        if trial.way_of(number) == 1 and contest.cost and 0 not in contest.seconds:
+        if contest.side_of(number) == 1 and contest.cost and 0 not in contest.seconds:
             return Turn(self.num_over, 0, True, False, is_held=True)
-        return Turn(self.num_over, trial.way_of(number), at < trial.warm, at == trial.turn - 1)
+        return Turn(self.num_over, contest.side_of(number), at < trial.warm, at == trial.turn - 1)
 
     def way_of(self, turn: Turn | None) -> FullGraphWay:
         other = self.other() if turn is not None and turn.side else None
