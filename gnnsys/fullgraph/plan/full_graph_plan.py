@@ -19,7 +19,7 @@ from gnnsys.planning import WayTrial
 WARM, MEASURED, ROUNDS = 1, 2, 3  # epochs of a turn; turns of each way
 _HOPELESS = 1.5  # times the other way's epoch, in its first turn
 _BETTER = 0.98  # of the median, and of the least turn, of the way at work, to be worth leaving it
-_CHEAP = 4.0  # epochs that a way may take once to be tried at once: without a plan it is paid in the first epoch
+_CHEAP = 1.0  # epochs that a way may take once to be tried at once
 _MOST = 3  # times the epochs of a contest, after which it is left: passes without a backward are not measured
 _VERSION = 1
 ALL, APART, NONE = "all", "apart", "none"
