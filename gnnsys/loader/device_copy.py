@@ -202,7 +202,7 @@ class DeviceCopy:
         run, begin = stage.run, stage.begin
         if self._hands_over and stage.name == "sample":
             run = self._handed_over(run)
-        elif self._hands_over and stage.name == "fetch":
+        elif self._hands_over and stage.name in ("aggregate", "fetch"):  # whichever comes first
             run, begin = self._received(run), None if begin is None else self._handed_over(begin)
         begin = None if begin is None else _on(self._side, begin, is_ours)
         return replace(stage, run=_on(self._side, run, is_ours), begin=begin)

@@ -53,6 +53,13 @@ class FirstBatch(NamedTuple):
         ticket = self.schedule.ticket(number)
         return sample(ticket, self.schedule.inputs(ticket))
 
+    @property
+    def has_sums(self) -> bool:
+        """Whether there are some to make."""
+        if isinstance(self.sums, str):
+            return False
+        return first_structure(self._draw(self.sample), self.sums.table) is not None
+
     def measure_sums(self) -> SumLoad | None:
         """What its sums take by the cores that would make them; None where there are none to make."""
         if isinstance(self.sums, str):
@@ -113,10 +120,11 @@ def _median(draw: Callable[[int], T]) -> tuple[T, float]:
 
 
 def sums_for(
-    graph: Graph | DistGraph, model: nn.Module | None, fetch: Names | None, pattern: Sequence[bool], pin: bool
-) -> FirstSums | str:
+    graph: Graph | DistGraph, model: nn.Module | None, fetch: Names | None, pattern: Sequence[bool], *,
+    pin: bool, has_stages: bool,
+) -> FirstSums | str:  # fmt: skip
     """What makes the first layer's sums, or why nobody does."""
-    layer = first_layer(model)
+    layer = "stages of your own see rows and edges" if has_stages else first_layer(model)
     if isinstance(layer, str):
         return layer
     if not isinstance(graph, Graph) or not graph.is_homogeneous:

@@ -9,9 +9,9 @@ far ahead as one likes, and training is the same.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from gnnsys.graph import EdgeType, Graph, NodeType
 from gnnsys.loader.default_threads import SumThreads
 from gnnsys.loader.sampled import MadeSums, Sampled
-from gnnsys.ops import CSC, SumsOf, degrees, gather_rows, spmm_add, spmm_out, to_host_together
+from gnnsys.ops import CSC, SumsOf, degrees, gather_rows, inverse_degrees, spmm_add, spmm_out, to_host_together
 from gnnsys.store import DeviceCache, read_rows
 
 SUMS = ("sum", "mean")  # reductions that are made ahead
+_SUMMED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # dtypes of rows
 
 
 class LayerSums(NamedTuple):
@@ -36,8 +37,8 @@ def first_layer(model: nn.Module | None) -> LayerSums | str:
     """What a model's first layer takes; or why no sums can be made for it."""
     if model is None:
         return "model= was not given, so nobody knows what the first layer takes"
-    if hasattr(model, "_orig_mod"):
-        return "the model is compiled"
+    if any(hasattr(each, "_orig_mod") or each._compiled_call_impl is not None for each in model.modules()):
+        return "the model is compiled, or a part of it"
     for module in model.modules():
         name = type(module).__name__
         if any(kind.__name__ == "MessagePassing" for kind in type(module).__mro__):
@@ -67,7 +68,7 @@ class SumTable(NamedTuple):
         node_type, edge_type = graph.node_types[0], graph.edge_types[0]
         source = graph.node_data[node_type].get(name)
         rows = source.table if isinstance(source, DeviceCache) else source
-        if not isinstance(rows, Tensor) or rows.dim() != 2 or not rows.is_floating_point() or rows.requires_grad:
+        if not isinstance(rows, Tensor) or rows.dim() != 2 or rows.dtype not in _SUMMED or rows.requires_grad:
             return None
         return cls(node_type, edge_type, name, rows, source) if rows.is_contiguous() else None
 
@@ -84,51 +85,73 @@ class FirstSums:
             raise ValueError(f"sums are made by {' or '.join(SUMS)}, got {reduce!r}")
         self.table, self._reduce, self._pattern, self._pin = table, reduce, tuple(pattern) or (True,), pin
         self._at_once = threading.Semaphore(SumThreads.here().at_once)  # for a device
-        source = table.source
-        self._gather: Callable[[Tensor], Tensor] = lambda ids: read_rows([(source, ids)])[0]  # type: ignore[list-item]
 
     def run(self, sampled: Sampled) -> Sampled:
         if sampled.position < 0 or not self._pattern[sampled.position % len(self._pattern)]:
             return sampled
         found = first_structure(sampled, self.table)
         if found is not None:
-            sums, of = self.make(found), SumsOf(self._reduce, found.indptr.numel() - 1, found.sources.numel())
             num_own = found.indptr.numel() - 1
-            sampled.sums = MadeSums(self.table.node_type, self.table.name, num_own, sums, of, self._gather)
+            gather = RowsLater(self.table.source, self.table.rows)
+            of = SumsOf(self._reduce, num_own, found.sources.numel())
+            sampled.sums = MadeSums(self.table.node_type, self.table.name, num_own, self.make(found), of, gather)
         return sampled
 
     def make(self, found: FirstStructure) -> Tensor:
-        """The sums, on the device that the structure is on."""
+        """The sums over sources, ids in the whole graph; on the device that the structure is on."""
         with torch.no_grad():
             return self._sum(*found)
 
     def _sum(self, indptr: Tensor, sources: Tensor) -> Tensor:
-        """Over `sources`, ids in the whole graph; on the device that the structure is on."""
         source, rows = self.table.source, self.table.rows
+        scale = None
+        if self._reduce == "mean":
+            scale = inverse_degrees(CSC(indptr, sources, rows.shape[0]), rows.dtype)
         if not isinstance(source, DeviceCache) or source.device != sources.device or rows.device == source.device:
-            return self._sum_where_rows_are(indptr, sources, self._reduce)
+            return self._sum_where_rows_are(indptr, sources, scale)
         cached, slots = source.on_device()
         slot = gather_rows(slots, sources)
         is_cached = slot >= 0
         before = torch.cat([indptr.new_zeros(1), is_cached.cumsum(0)])  # cached ones before each edge
         hits = before[indptr]
-        sums = self._sum_where_rows_are(indptr - hits, sources[~is_cached], "sum")
-        spmm_add(CSC(hits, slot[is_cached], cached.shape[0]), cached, sums)
-        return sums.div_(indptr.diff().clamp_(min=1).unsqueeze(1)) if self._reduce == "mean" else sums
+        sums = self._sum_where_rows_are(indptr - hits, sources[~is_cached], scale)
+        return spmm_add(CSC(hits, slot[is_cached], cached.shape[0]), cached, sums, dst_scale=scale)
 
-    def _sum_where_rows_are(self, indptr: Tensor, sources: Tensor, reduce: str) -> Tensor:
+    def _sum_where_rows_are(self, indptr: Tensor, sources: Tensor, scale: Tensor | None) -> Tensor:
         """By the host where rows are in its memory, and by the device where they are there."""
         rows, device = self.table.rows, sources.device
         by_host = rows.is_cpu and not sources.is_cpu
         if by_host:
-            indptr, sources = to_host_together([indptr, sources])
+            moved = to_host_together([indptr, sources, *([] if scale is None else [scale])])
+            indptr, sources, scale = moved[0], moved[1], None if scale is None else moved[2]
         shape = (indptr.numel() - 1, rows.shape[1])
-        out = torch.empty(
-            shape, dtype=rows.dtype, device=rows.device, pin_memory=by_host or (self._pin and rows.is_cpu)
-        )
+        pins = by_host or (self._pin and rows.is_cpu)
+        out = torch.empty(shape, dtype=rows.dtype, device=rows.device, pin_memory=pins)
         with self._at_once if by_host else nullcontext():
-            spmm_out(CSC(indptr, sources, rows.shape[0]), rows, out, reduce)
+            spmm_out(CSC(indptr, sources, rows.shape[0]), rows, out, scale)
         return out.to(device, non_blocking=True)
+
+
+class RowsLater:
+    """Reads rows of a table for whoever asks for them after a batch was made. They must be as they were then."""
+
+    def __init__(self, source: Any, rows: Tensor) -> None:
+        self._source, self._rows, self._version = source, rows, _version(rows)
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        if _version(self._rows) != self._version:
+            raise RuntimeError(
+                "rows of the graph were written since this batch was made, and it has not read them yet: look at "
+                "batch.x before you write, or leave model= away"
+            )
+        is_cache = isinstance(self._source, DeviceCache)
+        rows = self._source.read(ids) if is_cache else read_rows([(self._source, ids)])[0]
+        return rows.to(ids.device)
+
+
+def _version(rows: Tensor) -> int:
+    """0 where torch does not count writes."""
+    return 0 if rows.is_inference() else rows._version
 
 
 class FirstStructure(NamedTuple):

@@ -146,7 +146,8 @@ class Loader:
         made_for |= hardware(target)
         if isinstance(execution, ExecutionPlan):
             check_made_for(execution, made_for)
-            if isinstance(sums, str) and any(any(way.sums) for way in execution.ways):
+            ways = execution.ways if execution.way is None else [execution.way]
+            if isinstance(sums, str) and any(any(way.sums) for way in ways):
                 raise ValueError(f"this plan makes sums of the first layer ahead, and here {sums}")
             plan = execution.copy()  # two loaders must not write into one
         elif execution == AUTO:

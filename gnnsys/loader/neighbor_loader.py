@@ -166,7 +166,8 @@ class NeighborLoader(Loader):
             sample = SampleByBoth(sample, on_host, schedule, _way.by_host)  # type: ignore[arg-type, union-attr]
         sums: FirstSums | str = "no plan asks for them"
         if execution is not None or (_way is not None and any(_way.sums)):
-            sums = sums_for(graph, model, fetch, (True,) if _way is None else _way.sums, target is not None)
+            pattern = (True,) if _way is None else _way.sums
+            sums = sums_for(graph, model, fetch, pattern, pin=target is not None, has_stages=bool(stages))
         if _way is not None and isinstance(sums, str) and any(_way.sums):
             raise ValueError(f"sums of the first layer cannot be made: {sums}")
         ranks = inputs.ranks()
@@ -196,7 +197,7 @@ class NeighborLoader(Loader):
             in_order = transform is not None or bool(stages) or guide is not None
             make = other_ways(NeighborLoader, GraphPlaces(graph, target, visits), given)
             first = None
-            if on_host is not None and len(inputs):
+            if on_host is not None and len(schedule):
                 first = FirstBatch(on_host, None if where is None else sample, schedule, sums)
             self._plan_execution(
                 execution, make, visits, is_told_threads=num_threads is not None, is_in_order=in_order, first=first,

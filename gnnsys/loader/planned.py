@@ -64,7 +64,7 @@ def make_plan(
     elif target is None:
         cores = max(1, num_usable_cores() // num_local_ranks(os.environ))
         ways = propose_splits(cores, num_threads, torch.get_num_threads())
-        if first is not None and not isinstance(first.sums, str):
+        if first is not None and first.has_sums:
             ways += [replace(way, sums=(True,)) for way in ways[:_WITH_SUMS]]
     else:
         assert isinstance(graph, Graph) and visits is not None

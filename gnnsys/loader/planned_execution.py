@@ -319,7 +319,11 @@ class PlannedExecution:
         self._leave()
         self._clock.forget()
         self._num_tried = 0
-        if plan.made_for == self.plan.made_for and plan.ways == self.plan.ways:
+        is_same = plan.made_for == self.plan.made_for
+        if is_same and plan.ways != self.plan.ways and self.plan.take_ways(plan):
+            for way in list(self._loaders):
+                self._loaders.pop(way).close()
+        if is_same and plan.ways == self.plan.ways:
             self.plan.take_results(plan)  # memory that ways take is that of here and now
             self._num_tried = state.num_tried - state.num_tried % self.plan.trial.turn
             if state.watch is None:

@@ -114,7 +114,7 @@ class Compact:
         edges = {t: _edge_store(t, sampled) for t in self._graph.edge_types}
         if sampled.sums is not None and sampled.sample.blocks:
             for csc in sampled.sample.blocks[0].csc.values():
-                csc.sums = sampled.sums.of
+                sampled.sums.of.bind(csc)
         for key, values in sampled.values.items():
             store = edges.setdefault(key, TypeValues()) if isinstance(key, tuple) else nodes[key]
             store.update({name: value for name, value in values.items() if value is not None})

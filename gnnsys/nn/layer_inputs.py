@@ -72,10 +72,14 @@ def resolve(x: Rows, edges: Edges, size: tuple[int, int] | None = None, derives:
     if not has_pair:
         if csc.num_dst > csc.num_src:
             raise ValueError(f"x must be a pair (sources, destinations): edges is {csc.num_src} x {csc.num_dst}")
-        dst = src if csc.num_dst == csc.num_src else src[: csc.num_dst]
+        dst = src if csc.num_dst == csc.num_src else _first_rows(src, csc.num_dst)
     elif dst is not None and dst.shape[0] != csc.num_dst:
         raise ValueError(f"x has {dst.shape[0]} rows of destinations, but edges has {csc.num_dst} destinations")
     return LayerInputs(csc, src, dst, edge_order, not has_pair)
+
+
+def _first_rows(rows: Tensor, count: int) -> Tensor:
+    return rows.first_rows(count) if isinstance(rows, SummedRows) else rows[:count]
 
 
 def _copied(csc: CSC, device: torch.device) -> CSC:

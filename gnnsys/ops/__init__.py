@@ -16,7 +16,16 @@ outputs, for those who plan memory (store, fullgraph).
 from gnnsys.ops._features import sum_dtype
 from gnnsys.ops._library import HAS_CUDA_KERNELS, SIMD_LEVEL, WHY_NO_KERNELS, native
 from gnnsys.ops._workspace import told_workspaces, workspace_bytes
-from gnnsys.ops.aggregate import narrow_weights, scaled_spmm, sddmm, spmm, spmm_add, spmm_and_own, spmm_out
+from gnnsys.ops.aggregate import (
+    inverse_degrees,
+    narrow_weights,
+    scaled_spmm,
+    sddmm,
+    spmm,
+    spmm_add,
+    spmm_and_own,
+    spmm_out,
+)
 from gnnsys.ops.attention import edge_softmax, gat_aggregate
 from gnnsys.ops.bucket import Buckets, bucket_ids
 from gnnsys.ops.buffers import BufferPool
@@ -161,6 +170,7 @@ __all__ = [
     "in_subgraph",
     "induced_coo",
     "induced_subgraph",
+    "inverse_degrees",
     "is_captured",
     "local_columns",
     "mark_halo",

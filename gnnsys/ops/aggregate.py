@@ -127,23 +127,27 @@ def spmm_add(csc: CSC, x: Tensor, out: Tensor, weight: Tensor | None = None, dst
     return out
 
 
-def spmm_out(csc: CSC, x: Tensor, out: Tensor, reduce: str = "sum") -> Tensor:
-    """`spmm(csc, x, reduce=reduce)` for a sum or a mean, into `out`, which may be pinned; returns it. No gradient.
+def spmm_out(csc: CSC, x: Tensor, out: Tensor, dst_scale: Tensor | None = None) -> Tensor:
+    """`dst_scale[v] * sum of x[u]` over the in-edges (u, v) of v into `out`, which may be pinned; returns it.
+
+    `dst_scale` is in the dtype that sums are made in (`inverse_degrees` for a mean). Not differentiable.
 
     >>> csc = CSC(torch.tensor([0, 2, 2]), torch.tensor([0, 1]), num_src=2)
-    >>> spmm_out(csc, torch.tensor([[1.0], [2.0]]), torch.empty(2, 1), "mean")
+    >>> spmm_out(csc, torch.tensor([[1.0], [2.0]]), torch.empty(2, 1), inverse_degrees(csc, torch.float32))
     tensor([[1.5000],
             [0.0000]])
     """
-    if reduce not in ("sum", "mean"):
-        raise ValueError(f"reduce must be sum or mean, got {reduce!r}")
     check_rows(x, csc.num_src, "x")
     check_rows(out, csc.num_dst, "out")
     if torch.is_grad_enabled() and (x.requires_grad or out.requires_grad):
         raise RuntimeError("spmm_out has no gradient: call it under torch.no_grad(), or spmm")
-    scale = _mean_scale(csc, x) if reduce == "mean" else None
-    native.spmm_out(csc.indptr, csc.indices, None, x.contiguous(), None, None, scale, out)
+    native.spmm_out(csc.indptr, csc.indices, None, x.contiguous(), None, None, dst_scale, out)
     return out
+
+
+def inverse_degrees(csc: CSC, dtype: torch.dtype) -> Tensor:
+    """1 / in-degree of every destination, 1 where it has no in-edge, in the dtype that sums of `dtype` are made in."""
+    return native.inverse_degrees.default(csc.indptr, sum_dtype(dtype))
 
 
 def sddmm(csc: CSC, dst_rows: Tensor, src_rows: Tensor) -> Tensor:

@@ -10,8 +10,10 @@ import torch.nn.functional as F
 
 from gnnsys import NeighborLoader
 from gnnsys.graph import EDGE, NODE, Graph, sbm
+from gnnsys.loader.first_sums import first_layer
 from gnnsys.nn import GIN, GraphSAGE
 from gnnsys.ops import CSC, SummedRows
+from gnnsys.pipeline import Stage
 from gnnsys.planning import ExecutionPlan, Way
 
 FEATURES, CLASSES = 12, 4
@@ -114,8 +116,19 @@ def test_batches_in_turn(graph):
         lambda batch: setattr(batch, "x", F.dropout(batch.x, 0.0) * 3),
         lambda batch: setattr(batch, "edge_index", batch.edge_index.flip(1)),
         lambda batch: batch.edge_index[0].clamp_(max=5),
+        lambda batch: batch.x.data.mul_(2),
+        lambda batch: batch.x.numpy().__imul__(2),
     ],
-    ids=["rows in place", "own rows in place", "rows by index", "other rows", "other edges", "edges in place"],
+    ids=[
+        "rows in place",
+        "own rows in place",
+        "rows by index",
+        "other rows",
+        "other edges",
+        "edges in place",
+        "data",
+        "numpy",
+    ],
 )
 def test_what_a_user_changes_counts(graph, change):
     model = model_of(GraphSAGE)
@@ -127,6 +140,60 @@ def test_what_a_user_changes_counts(graph, change):
         outputs.append(trimmed(model, batch) if batch.edge_index[1].diff().min() >= 0 else outputs[-1])
     torch.testing.assert_close(outputs[0], outputs[2], rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(outputs[1], outputs[3], rtol=1e-12, atol=1e-12)
+
+
+def test_a_view_and_its_rows_are_one(graph):
+    batch = next(iter(loader_of(graph, model_of(GraphSAGE), ALL)))
+    first = batch.x[:32]
+    batch.x.sum()
+    first.zero_()
+    assert not batch.x[:32].any()
+
+
+def test_edges_of_blocks_that_are_written_count(graph):
+    model, outputs = model_of(GraphSAGE), []
+    for sums in (ALL, None):
+        batch = next(iter(loader_of(graph, model, sums, expand="frontier")))
+        csc = next(iter(batch.blocks[0].csc.values()))
+        csc.indices.copy_(csc.indices.flip(0))
+        outputs.append(of_blocks(model, batch))
+    torch.testing.assert_close(*outputs, rtol=1e-12, atol=1e-12)
+
+
+def test_rows_that_were_written_before_a_batch_has_read_them_are_told(graph):
+    rows = graph.node_data[NODE]["x"].clone()
+    own = Graph({NODE: graph.num_nodes()}, {EDGE: graph.csc()}, {NODE: {"x": rows, "y": graph.node_data[NODE]["y"]}})
+    loader = loader_of(own, model_of(GraphSAGE), ALL, num_threads=0)
+    batch = next(iter(loader))
+    rows.add_(1)
+    with pytest.raises(RuntimeError, match="written since this batch was made"):
+        batch.x.sum()
+
+
+def test_evaluation_in_inference_mode(graph):
+    model = model_of(GraphSAGE)
+    with torch.inference_mode():
+        for threads in (0, 1):
+            pairs = [next(iter(loader_of(graph, model, sums, num_threads=threads))) for sums in (ALL, None)]
+            torch.testing.assert_close(*(trimmed(model, batch) for batch in pairs), rtol=1e-12, atol=1e-12)
+
+
+def test_what_is_compiled_or_has_stages_is_left_alone(graph):
+    model = model_of(GraphSAGE)
+    model.convs[0] = torch.compile(model.convs[0])
+    assert "compiled" in str(first_layer(model))
+    stages = [Stage("look", lambda sampled: sampled, after="fetch")]
+    with pytest.raises(ValueError, match="stages of your own"):
+        loader_of(graph, model_of(GraphSAGE), ALL, stages=stages)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_halves_of_precision(graph, dtype):
+    rows = (1000 * graph.node_data[NODE]["x"]).to(dtype)
+    own = Graph({NODE: graph.num_nodes()}, {EDGE: graph.csc()}, {NODE: {"x": rows, "y": graph.node_data[NODE]["y"]}})
+    model = model_of(GraphSAGE, dtype)
+    pairs = [next(iter(loader_of(own, model, sums))) for sums in (ALL, None)]
+    torch.testing.assert_close(*(trimmed(model, batch) for batch in pairs), rtol=0.02, atol=0.02 * 1000)
 
 
 def test_a_gradient_of_rows_is_asked_of_all_of_them(graph):

@@ -299,6 +299,16 @@ def test_a_checkpoint_holds_a_plan_and_brings_it_back(tmp_path):
     assert torch.load(tmp_path / "state.pt") == loader.state_dict()
 
 
+def test_a_plan_is_gone_on_with_though_other_patterns_would_be_made_now():
+    ways = [Way(), Way(loading_threads=0, by_host=(True, False))]
+    saved = ExecutionPlan(ways, made_for={"loader": 1}, chosen=1)
+    here = ExecutionPlan(
+        [Way(), Way(loading_threads=0), Way(loading_threads=0, by_host=(True,))], made_for={"loader": 1}
+    )
+    assert here.take_ways(saved) and here.ways == saved.ways and here.trial.num_ways == 2
+    assert not here.take_ways(ExecutionPlan([Way(), Way(place=CACHED)], made_for={"loader": 1}))
+
+
 def test_a_plan_is_gone_on_with_though_other_memory_is_left_now():
     loader = with_ways()
     until_chosen(loader)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from gnnsys.planning.execution.drift import Drift, DriftWatch, as_seconds
@@ -110,6 +111,21 @@ class ExecutionPlan:
         """Has `watch` expect what was measured of the way that was chosen."""
         seconds = None if self.chosen is None else self.trial.median(self.chosen)
         watch.begin(seconds, len(self.drifts), self.drifts[-1].found if self.drifts else None)
+
+    def take_ways(self, other: ExecutionPlan) -> bool:
+        """The ways of another plan, with the memory that there is here and now, where they differ in nothing but what
+        was made of timings: which batches' sums are made ahead, and which are sampled by the host. Whether it is so."""
+        here = {way.place: way for way in reversed(self.ways)}
+        if {replace(way, sums=(), by_host=()) for way in self.ways} != {
+            replace(way, sums=(), by_host=()) for way in other.ways
+        }:
+            return False
+        self.ways = tuple(
+            replace(way, device_bytes=here[way.place].device_bytes, host_bytes=here[way.place].host_bytes)
+            for way in other.ways
+        )
+        self.trial = WayTrial(len(self.ways))
+        return True
 
     def take_results(self, other: ExecutionPlan) -> None:
         """What was measured and chosen by a plan of the same ways."""

@@ -115,17 +115,15 @@ def _host_turns(way: Way, load: BatchLoad, rates: Rates) -> tuple[bool, ...]:
     return spread(share) if is_worth_it else ()
 
 
-def spread(share: float, longest: int = 8) -> tuple[bool, ...]:
-    """A short pattern in which about `share` are True, spread evenly.
+def spread(share: float) -> tuple[bool, ...]:
+    """A pattern of one, two or four batches in which about `share` are True, spread evenly: a turn has whole ones.
 
     >>> spread(0.5), spread(0.76), spread(1.0)
     ((False, True), (False, True, True, True), (True,))
     """
-    best = min(
-        ((abs(count / size - share), size, count) for size in range(1, longest + 1) for count in range(size + 1)),
-        key=lambda found: (round(found[0], 2), found[1]),
-    )
-    _, size, count = best
+    count = min(4, max(0, round(4 * share)))
+    size = {0: 1, 2: 2, 4: 1}.get(count, 4)
+    count = count * size // 4
     return tuple((place + 1) * count // size > place * count // size for place in range(size))
 
 
