@@ -29,6 +29,15 @@ def _places(loader):
     return list(dict.fromkeys(way.place for way in loader.plan.ways))
 
 
+def _until_chosen(loader):
+    """Whole epochs: a trial that is hard to decide takes longer than one."""
+    for _ in range(6):
+        if loader.plan.chosen is None:
+            for _ in loader:
+                pass
+    assert loader.plan.chosen is not None, loader.plan.report()
+
+
 def _told(batch):
     return [t.cpu() for t in (batch.x, batch.edge_index, batch.n_id, batch.e_id, batch.y)]
 
@@ -43,8 +52,9 @@ def test_a_graph_that_fits_is_tried_on_the_device_and_batches_stay_the_same():
     assert [way.place for way in loader.plan.ways] == [GIVEN, DEVICE], loader.plan.report()
     assert all(way.predicted > 0 for way in loader.plan.ways)
     _are_the_same(loader, _loader())
-    assert loader.plan.chosen is not None and len(loader.plan.trial.seconds) == 2, loader.plan.report()
+    assert len(loader.plan.trial.seconds) == 2, loader.plan.report()
     _are_the_same(loader, _second_epoch())
+    _until_chosen(loader)
 
 
 def _second_epoch():
@@ -61,7 +71,8 @@ def test_a_graph_that_does_not_fit_is_tried_in_pinned_memory_with_and_without_a_
         assert _places(loader) == [GIVEN, PINNED, CACHED], loader.plan.report()
         _are_the_same(loader, _loader())
         _are_the_same(loader, _second_epoch())
-        assert loader.plan.chosen is not None and not loader.plan.trial.refused, loader.plan.report()
+        _until_chosen(loader)
+        assert not loader.plan.trial.refused, loader.plan.report()
 
 
 @pytest.mark.parametrize("place", [GIVEN, PINNED, CACHED])
@@ -118,9 +129,7 @@ def test_ranks_that_share_a_device_share_its_memory(monkeypatch, num_ranks):
 
 def test_a_chosen_way_is_watched_without_waiting_for_the_device(monkeypatch):
     loader = _loader(execution="auto")
-    for _ in loader:
-        pass
-    assert loader.plan.chosen is not None
+    _until_chosen(loader)
     waited, now = [], TurnClock._now
     monkeypatch.setattr(TurnClock, "_now", lambda clock, waits: waited.append(waits) or now(clock, waits))
     for _ in loader:
@@ -149,7 +158,8 @@ def test_links_are_tried_on_the_device_and_batches_stay_the_same():
     loader = _links(execution="auto")
     assert [way.place for way in loader.plan.ways][:2] == [GIVEN, DEVICE]
     _are_the_same_links(loader, _links(device="cpu"))
-    assert loader.plan.chosen is not None and not loader.plan.trial.refused, loader.plan.report()
+    _until_chosen(loader)
+    assert not loader.plan.trial.refused, loader.plan.report()
 
 
 @pytest.mark.parametrize("place", [GIVEN, PINNED, CACHED])
