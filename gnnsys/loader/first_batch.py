@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import NamedTuple, TypeVar
 
@@ -22,7 +21,7 @@ from gnnsys.loader.first_sums import FirstSums, SumTable, first_layer, first_str
 from gnnsys.loader.sample_stages import SampleStage
 from gnnsys.loader.sampled import Sampled
 from gnnsys.loader.schedule import Schedule
-from gnnsys.planning import SampleLoad, SumLoad
+from gnnsys.planning import SampleLoad, SumLoad, compute_threads
 from gnnsys.sampling import DistGraph
 from gnnsys.store import DeviceCache
 
@@ -65,7 +64,7 @@ class FirstBatch(NamedTuple):
         if isinstance(self.sums, str):
             return None
         at_once, each = SumThreads.here()
-        with _threads(at_once * each):
+        with compute_threads(at_once * each):
             found = first_structure(self._draw(self.sample), self.sums.table)
             if found is None:
                 return None
@@ -74,7 +73,7 @@ class FirstBatch(NamedTuple):
 
     def measure_sampling(self) -> SampleLoad:
         """What sampling takes by the host's threads, and by the device where that reads the structure already."""
-        with _threads(1):
+        with compute_threads(1):
             drawn, on_host = _median(lambda number: self._draw(self.sample, number))
         num_bytes, sample, on_device = sum(tensor.nbytes for tensor in drawn.tensors()), self.on_device, None
         if sample is not None:
@@ -85,16 +84,6 @@ class FirstBatch(NamedTuple):
         sampled = self._draw(sample, number)
         torch.accelerator.synchronize(sampled.sample.device)
         return sampled
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _best(call: Callable[[], T]) -> tuple[T, float]:

@@ -37,6 +37,8 @@ def first_layer(model: nn.Module | None) -> LayerSums | str:
     """What a model's first layer takes; or why no sums can be made for it."""
     if model is None:
         return "model= was not given, so nobody knows what the first layer takes"
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model must be the torch.nn.Module that is trained, got {type(model).__name__}")
     if any(hasattr(each, "_orig_mod") or each._compiled_call_impl is not None for each in model.modules()):
         return "the model is compiled, or a part of it"
     for module in model.modules():

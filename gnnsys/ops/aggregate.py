@@ -196,19 +196,6 @@ def _(
 
 
 @torch.library.register_fake("gnnsys::spmm_add")
-def _(
-    indptr: Tensor,
-    indices: Tensor,
-    positions: Tensor | None,
-    x: Tensor,
-    weight: Tensor | None,
-    src_scale: Tensor | None,
-    dst_scale: Tensor | None,
-    out: Tensor,
-) -> None:
-    return None
-
-
 @torch.library.register_fake("gnnsys::spmm_out")
 def _(
     indptr: Tensor,

@@ -182,6 +182,8 @@ def test_what_is_compiled_or_has_stages_is_left_alone(graph):
     model = model_of(GraphSAGE)
     model.convs[0] = torch.compile(model.convs[0])
     assert "compiled" in str(first_layer(model))
+    with pytest.raises(ValueError, match=r"must be the torch\.nn\.Module that is trained, got str"):
+        first_layer("sage")
     stages = [Stage("look", lambda sampled: sampled, after="fetch")]
     with pytest.raises(ValueError, match="stages of your own"):
         loader_of(graph, model_of(GraphSAGE), ALL, stages=stages)
