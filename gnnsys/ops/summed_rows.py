@@ -7,6 +7,7 @@ not used any more: what was done to the rows cannot be seen in all cases.
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -65,12 +66,12 @@ class SummedRows(Tensor):
 
     @staticmethod
     def __new__(cls, own: Tensor, sums: Tensor, of: SumsOf, num_rows: int, gather: Callable[[], Tensor]) -> SummedRows:
+        _keep_from_dynamo()
         shape = (num_rows, *own.shape[1:])
         made: SummedRows = Tensor._make_wrapper_subclass(cls, shape, dtype=own.dtype, device=own.device)  # type: ignore[attr-defined]
         made.own, made.sums, made.of, made._gather, made._rows = own, sums, of, gather, None
         return made
 
-    @torch.compiler.disable
     def rows(self) -> Tensor:
         """All rows, as a plain tensor. The same one every time."""
         with _gathering:
@@ -141,3 +142,9 @@ _OF_ITS_SHAPE = {
     *_getters("shape", "ndim", "dtype", "device", "layout", "nbytes", "itemsize", "is_cuda", "is_sparse"),
     *_getters("requires_grad"),
 }  # fmt: skip
+
+
+def _keep_from_dynamo() -> None:
+    """Has compiled code call `rows` without a look into it; where nobody compiles, dynamo is not imported for it."""
+    if "torch._dynamo" in sys.modules and not hasattr(SummedRows.rows, "_torchdynamo_orig_callable"):
+        SummedRows.rows = torch.compiler.disable(SummedRows.rows)  # type: ignore[method-assign]
