@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from gnnsys.loader.batch import Batch
 from gnnsys.loader.first_sums import RowsLater, SumTable
-from gnnsys.loader.sampled import UnfetchedRows, Sampled
+from gnnsys.loader.sampled import Sampled, UnfetchedRows
 from gnnsys.observe import num_local_ranks, num_usable_cores
 from gnnsys.ops import HostMultiplier, RowsOnHost
 
