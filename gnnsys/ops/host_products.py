@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-_CHUNK_BYTES = 8 << 20
+_CHUNK_BYTES = 32 << 20  # with fewer rows, packing the weights for each chunk takes as long as the product
 R = TypeVar("R")
 
 
