@@ -27,7 +27,7 @@ from gnnsys.ops import HostMultiplier, RowsOnHost
 
 _MULTIPLIED = (torch.float64, torch.float32)  # dtypes of rows
 _LEAST_MEASURED = 1024  # rows
-_MOST_MEASURED = 2e9  # multiply-adds
+_MOST_MEASURED = 5e9  # multiply-adds
 
 
 class WayIsNone(Exception):

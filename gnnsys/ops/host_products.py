@@ -1,7 +1,8 @@
 """Products of rows that stay in host memory: rows times weights, and the gradient of the weights, made by host cores.
 
 Rows are read where they lie, by id, a chunk at a time that stays in the processor's cache: no copy of a batch's rows is
-made. Work: rows x features x width multiply-adds, and as many for the gradient. Bytes: every row once, each time.
+made. Where a batch has most rows of the table, all of it is multiplied as it lies, and products are gathered, which are
+narrow. Work: rows x features x width multiply-adds, and as many for the gradient. Bytes: every row once, each time.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 _CHUNK_BYTES = 32 << 20  # with fewer rows, packing the weights for each chunk takes as long as the product
+_MOST_OF_IT = 0.7  # of the table's rows: gathering them takes longer than to multiply the others as well
 R = TypeVar("R")
 
 
@@ -32,6 +34,10 @@ def _segments(counts: Sequence[int]) -> Iterator[_Segment]:
     for end in sorted({count for count in counts if count > 0}):
         yield _Segment(begin, end, [i for i, count in enumerate(counts) if count >= end])
         begin = end
+
+
+def _without(counts: Sequence[int], some: Sequence[int]) -> list[int]:
+    return [0 if i in some else count for i, count in enumerate(counts)]
 
 
 class HostMultiplier:
@@ -91,7 +97,12 @@ class HostMultiplier:
             torch.empty(count, weight.shape[0], dtype=weight.dtype, device="cpu", pin_memory=pin)
             for weight, count in zip(weights, counts, strict=True)
         ]
-        for begin, end, whose in _segments(counts):
+        whole = self._whole(counts)
+        if whole:
+            products = self.table @ torch.cat([weights[i] for i in whole]).t()
+            for i, product in zip(whole, products.split([weights[i].shape[0] for i in whole], 1), strict=True):
+                torch.index_select(product, 0, ids[: counts[i]], out=made[i])
+        for begin, end, whose in _segments(_without(counts, whole)):
             together = weights[whose[0]] if len(whose) == 1 else torch.cat([weights[i] for i in whose])
             widths = [weights[i].shape[0] for i in whose]
             for first, last, rows in self._chunks(ids, begin, end):
@@ -107,7 +118,15 @@ class HostMultiplier:
     def _sum_gradients(self, ids: Tensor, grads: Sequence[Tensor], counts: Sequence[int], pin: bool) -> list[Tensor]:
         features = self.table.shape[1]
         found = [torch.zeros(grad.shape[1], features, dtype=grad.dtype, device="cpu", pin_memory=pin) for grad in grads]
-        for begin, end, whose in _segments(counts):
+        whole = self._whole(counts)
+        if whole:
+            widths = [grads[i].shape[1] for i in whole]
+            by_row = grads[whole[0]].new_zeros(self.table.shape[0], sum(widths))
+            for i, part in zip(whole, by_row.split(widths, 1), strict=True):
+                part.index_add_(0, ids[: counts[i]], grads[i])
+            for i, sums in zip(whole, (by_row.t() @ self.table).split(widths), strict=True):
+                found[i].copy_(sums)
+        for begin, end, whose in _segments(_without(counts, whole)):
             widths = [grads[i].shape[1] for i in whose]
             alone = len(whose) == 1
             total = found[whose[0]] if alone else found[0].new_zeros(sum(widths), features)
@@ -118,6 +137,10 @@ class HostMultiplier:
                 for i, part in zip(whose, total.split(widths), strict=True):
                     found[i] += part
         return found
+
+    def _whole(self, counts: Sequence[int]) -> list[int]:
+        """Weights that most of the table is multiplied by."""
+        return [i for i, count in enumerate(counts) if count and count >= _MOST_OF_IT * self.table.shape[0]]
 
     def _chunks(self, ids: Tensor, begin: int, end: int) -> Iterator[tuple[int, int, Tensor]]:
         """First, last and rows of each chunk, in a buffer of this thread's."""

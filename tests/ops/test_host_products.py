@@ -10,10 +10,10 @@ from gnnsys.ops import HostMultiplier, MultipliedRows, RowsOnHost, host_products
 FEATURES = 10
 
 
-def made(num_ids, dtype=torch.float64, threads=None):
+def made(num_ids, dtype=torch.float64, threads=None, num_rows=40):
     torch.manual_seed(1)
-    table = torch.randn(40, FEATURES, dtype=dtype)
-    return HostMultiplier(table, threads), torch.randint(0, 40, (num_ids,))
+    table = torch.randn(num_rows, FEATURES, dtype=dtype)
+    return HostMultiplier(table, threads), torch.randint(0, num_rows, (num_ids,))
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 1 << 20])
@@ -21,9 +21,12 @@ def made(num_ids, dtype=torch.float64, threads=None):
 @pytest.mark.parametrize(
     "num_ids, counts", [(300, (300, 130)), (300, (300, 300)), (300, (0, 7)), (1, (1, 0)), (0, (0, 0))]
 )
-def test_products_and_gradients_are_those_of_gathered_rows(monkeypatch, num_ids, counts, threads, chunk_bytes):
+@pytest.mark.parametrize("num_rows", [40, 380, 10_000])  # of which a batch has all, most, and few
+def test_products_and_gradients_are_those_of_gathered_rows(
+    monkeypatch, num_rows, num_ids, counts, threads, chunk_bytes
+):
     monkeypatch.setattr(host_products, "_CHUNK_BYTES", chunk_bytes)
-    multiplier, ids = made(num_ids, threads=threads)
+    multiplier, ids = made(num_ids, threads=threads, num_rows=num_rows)
     weights = [torch.randn(width, FEATURES, dtype=torch.float64) for width in (3, 5)]
     rows = multiplier.table[ids]
     products = multiplier.products(ids, weights, counts)
