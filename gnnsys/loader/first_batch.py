@@ -82,7 +82,10 @@ class FirstBatch(NamedTuple):
             return f"the first layer makes {outside} values of the {inside} of a row"
         drawn = self._draw(self.sample)
         ids, num_own = drawn.sample.node[self.products.table.node_type], self.products.counts(drawn)[-1]
-        products, gradients = self.products.measure(ids, num_own)
+        try:
+            products, gradients = self.products.measure(ids, num_own)
+        finally:
+            self.products.close()
         num_bytes = self.products.layer.num_bytes(ids.numel(), num_own)
         return ProductLoad(num_bytes, products + gradients)
 

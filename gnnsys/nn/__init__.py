@@ -9,7 +9,7 @@ from gnnsys.nn.decoders import Bilinear, ComplEx, Decoder, DistMult, Dot, RotatE
 from gnnsys.nn.gat import GATConv
 from gnnsys.nn.gcn import GCNConv, whole_scales
 from gnnsys.nn.gin import GINConv
-from gnnsys.nn.halves import Dense, Halves, NarrowFirst
+from gnnsys.nn.halves import Dense, Halves, NarrowFirst, RowWeights
 from gnnsys.nn.hetero import HeteroConv
 from gnnsys.nn.hgt import HGTConv
 from gnnsys.nn.input_encoder import InputEncoder
@@ -71,6 +71,7 @@ __all__ = [
     "RGATConv",
     "RGCNConv",
     "RotatE",
+    "RowWeights",
     "SAGEConv",
     "Stack",
     "TransE",

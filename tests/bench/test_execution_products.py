@@ -26,12 +26,12 @@ def work(monkeypatch):
 
 def test_what_a_plan_takes_stands_beside_the_default_and_products_of_all_batches(work, capsys):
     cases = {case.name: case for case in host_products(work)}
-    found = {side: made.call() for side, made in cases["execution/products, 100 to 16"].sides().items()}
+    found = {side: made.call() for side, made in cases["execution/host products, 100 to 16"].sides().items()}
     assert found.keys() == {OURS, DEFAULT, ALL, STALE} and min(found.values()) > 0
     assert "batches stay on the host" in capsys.readouterr().err
-    chosen = cases["execution/products, 100 to 16, chosen"].sides()[OURS].call()
+    chosen = cases["execution/host products, 100 to 16, chosen"].sides()[OURS].call()
     assert chosen == 0.0, "on the host there is no such way to choose"
-    assert cases["execution/products, 100 to 16"].versus[0].target == FASTER
+    assert cases["execution/host products, 100 to 16"].versus[0].target == FASTER
 
 
 def test_the_reason_of_a_refusal_is_the_plans(work):
@@ -43,9 +43,9 @@ def test_they_are_rows_of_the_suite_and_need_a_gpu():
     work = Workload(TINY, settings={"device": "cuda"})
     names = [case.name for case in host_products(work)]
     assert names == [
-        "execution/products, 8415 to 16",
-        "execution/products, 8415 to 16, chosen",
-        "execution/products, 100 to 256, refused",
+        "execution/host products, 8415 to 16",
+        "execution/host products, 8415 to 16, chosen",
+        "execution/host products, 100 to 256, refused",
     ]
     with pytest.raises(NotHere, match="GPU"):
         refused_reason(work)

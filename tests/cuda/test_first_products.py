@@ -196,9 +196,15 @@ def test_products_that_cannot_pay_are_not_tried_and_the_report_says_why(wide):
     assert "fits the device" in on_device.passed_over[PRODUCTS] and DEVICE in {way.place for way in on_device.ways}
 
 
+def multiplying_threads():
+    return {thread for thread in threading.enumerate() if thread.name.startswith("gnnsys-products")}
+
+
 def test_a_closed_loader_leaves_no_thread_that_multiplies():
-    model = model_of()
+    model, before = model_of(), multiplying_threads()
     loader = planned(WAYS[1], model, staleness=1)
     losses(model, loader, num_steps=4)
+    made = multiplying_threads() - before
+    assert made
     loader.close()
-    assert not any(thread.name.startswith("gnnsys-products") for thread in threading.enumerate())
+    assert made.isdisjoint(multiplying_threads())

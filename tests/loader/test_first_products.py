@@ -1,5 +1,8 @@
 """Products of the first layer made by the host: the same training; with staleness=k by weights of k batches before."""
 
+import copy
+import threading
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -182,6 +185,34 @@ def test_seeds_without_neighbours_and_rows_without_edges():
             assert_same(*found, 1e-12)
 
 
+def test_a_batch_whose_rows_are_on_the_host_is_copied_and_moved_whole():
+    model = model_of(GraphSAGE)
+    expected = next(iter(loader_of(model))).x
+    for take in (lambda batch: copy.deepcopy(batch.x), lambda batch: batch.to("cpu").x, lambda batch: batch.x.clone()):
+        assert torch.equal(take(next(iter(loader_of(model, ALL)))), expected)
+    assert "x=" in repr(next(iter(loader_of(model, ALL))))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda batch: batch.x.mul_(2),
+        lambda batch: batch.x[:3].zero_(),
+        lambda batch: setattr(batch, "edge_index", batch.edge_index.flip(1)),
+        lambda batch: batch.x.numpy().__imul__(2),
+    ],
+    ids=["rows", "some rows", "edges", "numpy"],
+)
+def test_what_a_user_changes_counts(change):
+    outputs = []
+    for pattern in (ALL, None):
+        model = model_of(GraphSAGE)
+        batch = next(iter(loader_of(model, pattern)))
+        change(batch)
+        outputs.append(whole(model, batch)[: batch.batch_size])
+    torch.testing.assert_close(*outputs, rtol=1e-12, atol=1e-12)
+
+
 def test_evaluation_without_gradients():
     model = model_of(GCN)
     for mode in (torch.no_grad, torch.inference_mode):
@@ -281,6 +312,23 @@ def test_without_loading_threads_nothing_is_made_ahead():
     expected = train(models[0], loader_of(models[0]), 10, trimmed)
     found = train(models[1], loader_of(models[1], ALL, staleness=2, num_threads=0), 10, trimmed)
     assert_same(found, expected, 1e-12)
+
+
+def multiplying_threads():
+    return {thread for thread in threading.enumerate() if thread.name.startswith("gnnsys-products")}
+
+
+def test_a_closed_loader_leaves_no_thread_and_batches_of_before_can_still_be_trained_on():
+    model, before = model_of(GraphSAGE), multiplying_threads()
+    loader = loader_of(model, ALL, staleness=1)
+    train(model, loader, 4, trimmed)
+    batch = next(iter(loader))
+    made = multiplying_threads() - before
+    assert made
+    loader.close()
+    assert made.isdisjoint(multiplying_threads())
+    trimmed(model, batch).sum().backward()
+    batch.x.host.multiplier.close()
 
 
 def test_bad_staleness_is_told_in_one_line():

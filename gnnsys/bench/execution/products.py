@@ -131,11 +131,11 @@ def host_products(work: Workload) -> Iterator[Case]:
         return float(bool(refused_reason(work)))
 
     versus = (Versus((DEFAULT,), FASTER), Versus((ALL,)), Versus((STALE,)))
-    yield Case(f"execution/products, {_WIDE} to {_HIDDEN}", value("ms"), sides, versus, repeats=1)
+    yield Case(f"execution/host products, {_WIDE} to {_HIDDEN}", value("ms"), sides, versus, repeats=1)
     told = {f"{_WIDE} to {_HIDDEN}, chosen": is_chosen, f"{NUM_FEATURES} to {_BROAD}, refused": is_refused}
     for name, call in told.items():
         of: dict[str, Callable[[], float]] = {OURS: call, IS_SO: lambda: 1.0}
-        yield figure_case(f"execution/products, {name}", score("of 1"), OURS, of, Versus((IS_SO,), 1.0))
+        yield figure_case(f"execution/host products, {name}", score("of 1"), OURS, of, Versus((IS_SO,), 1.0))
 
 
 BENCHMARKS: list[Benchmark] = [host_products]
