@@ -154,6 +154,7 @@ class FirstProducts:
                 f"rows were asked for before {self.layer.name} multiplied them: dropout on rows, say, or another layer "
                 "before it"
             )
+        self.multiplier.start()
         if self._stale is not None:
             self._stale.give_out(getattr(batch, "_position", -1))  # a transform may return something else
         return batch
@@ -172,7 +173,9 @@ class FirstProducts:
         )
 
     def close(self) -> None:
-        """Ends the thread that multiplies."""
+        """Ends the thread that multiplies; nothing that was made ahead is used any more."""
+        if self._stale is not None:
+            self._stale.forget()
         self.multiplier.close()
 
 
@@ -247,8 +250,9 @@ class StaleProducts:
     def give_out(self, position: int) -> None:
         """By the consumer, before it sees the next batch."""
         with self._lock:
-            if position != self._next:
-                self._snapshots.clear()  # batches that do not follow each other
+            if position != self._next:  # batches that do not follow each other: weights may be of any age
+                self._snapshots.clear()
+                self._begun.clear()
             self._next = position + 1
             for waiting in (self._waiting, self._snapshots, self._begun):
                 for old in [p for p in waiting if p < position]:
@@ -262,6 +266,13 @@ class StaleProducts:
             if weights and self._is_turn(later):
                 self._snapshots[later] = _snapshot(weights)
                 self._begin(later)
+
+    def forget(self) -> None:
+        """Batches that were made ahead are made anew."""
+        with self._lock:
+            for known in (self._waiting, self._snapshots, self._begun):
+                known.clear()
+            self._next = -1
 
     def _begin(self, position: int) -> None:
         """Where rows and weights are both there."""

@@ -55,11 +55,18 @@ class HostMultiplier:
         self._lock = threading.Lock()
         self._worker: ThreadPoolExecutor | None = None
 
+    def start(self) -> None:
+        """Starts the thread, where there is to be one. To be called by a thread that has the process's own number of
+        torch's threads: what later ones begin with is set to that again. Idempotent."""
+        with self._lock:
+            if self.threads is not None and self._worker is None:
+                self._worker = _start(self.threads)
+
     def submit(self, work: Callable[[], R]) -> Future[R]:
         """Has `work` done by our own thread; at once, where there is none."""
+        self.start()
         with self._lock:
-            if self.threads is not None:
-                self._worker = self._worker or _start(self.threads)
+            if self._worker is not None:
                 return self._worker.submit(work)
         done: Future[R] = Future()
         try:

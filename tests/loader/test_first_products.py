@@ -11,9 +11,11 @@ from torch.func import functional_call
 
 from gnnsys import NeighborLoader
 from gnnsys.graph import EDGE, NODE, Graph, sbm
+from gnnsys.loader import first_products as of_products
 from gnnsys.loader.first_products import first_products
+from gnnsys.loader.loader import Loader
 from gnnsys.nn import GAT, GCN, GIN, GINConv, GraphSAGE, SAGEConv
-from gnnsys.ops import CSC, MultipliedRows
+from gnnsys.ops import CSC, HostMultiplier, MultipliedRows
 from gnnsys.planning import PRODUCTS, ExecutionPlan, Way
 
 FEATURES, CLASSES = 12, 4
@@ -314,6 +316,22 @@ def test_without_loading_threads_nothing_is_made_ahead():
     assert_same(found, expected, 1e-12)
 
 
+@pytest.mark.parametrize("across_epochs", [True, False])
+def test_behind_a_jump_no_product_is_older_either(across_epochs):
+    """On to the next epoch, and back to the third batch: what follows is made of weights of behind the jump."""
+    models, found = [model_of(GraphSAGE) for _ in range(2)], []
+    options = {"across_epochs": across_epochs, "batch_size": 100}  # six batches an epoch
+    for model, pattern in zip(models, (None, ALL), strict=True):
+        loader = loader_of(model, pattern, staleness=2 if pattern else 0, **options)
+        run = train if pattern else lambda model, loader, steps, forward: train_by_old_weights(model, loader, steps, 2)
+        told = run(model, loader, 2, trimmed)
+        state = loader.state_dict()
+        told += run(model, loader, 4, trimmed)
+        loader.load_state_dict(state)
+        found.append(told + run(model, loader, 4, trimmed))
+    assert_same(*found, 1e-12)
+
+
 def multiplying_threads():
     return {thread for thread in threading.enumerate() if thread.name.startswith("gnnsys-products")}
 
@@ -355,3 +373,42 @@ def test_staleness_is_refused_under_ddp(tmp_path):
         assert_same(*found, 1e-12)
     finally:
         torch.distributed.destroy_process_group()
+
+
+# -- what a plan measures of it ----------------------------------------------------------------------------------------
+
+
+def first_batch(monkeypatch, model, graph=GRAPH, **options):
+    """What a plan for a device would look at."""
+    seen = {}
+    plans = Loader._plan_execution
+    monkeypatch.setattr(
+        Loader, "_plan_execution", lambda self, *args, **kw: seen.update(kw) or plans(self, *args, **kw)
+    )
+    NeighborLoader(graph, [4, 3], batch_size=32, execution="auto", model=model, **options)
+    return seen["first"]
+
+
+@pytest.mark.parametrize("expand", ["new", "frontier"])
+def test_products_of_the_first_batch_are_measured_and_their_bytes_are_counted(monkeypatch, expand):
+    first = first_batch(monkeypatch, model_of(GraphSAGE, aggr="mean").double(), expand=expand)
+    batch = next(iter(loader_of(None, expand=expand, shuffle=False, seed=0)))
+    load = first.measure_products()
+    assert isinstance(load, str) and "makes 16 values of the 12" in load
+    narrow = GraphSAGE(FEATURES, 3, 2, CLASSES).double()
+    load = first_batch(monkeypatch, narrow, expand=expand).measure_products()
+    num_own = batch.num_nodes - batch.num_sampled_nodes[-1]
+    assert load.num_bytes == 8 * 3 * (batch.num_nodes + num_own) and load.seconds > 0
+
+
+def test_of_many_rows_some_are_measured(monkeypatch):
+    monkeypatch.setattr(of_products, "_MOST_MEASURED", 1)
+    monkeypatch.setattr(of_products, "_LEAST_MEASURED", 10)
+    asked = []
+    products = HostMultiplier.products
+    monkeypatch.setattr(
+        HostMultiplier, "products", lambda self, ids, w, counts: asked.append(counts) or products(self, ids, w, counts)
+    )
+    narrow = GraphSAGE(FEATURES, 3, 2, CLASSES).double()
+    load = first_batch(monkeypatch, narrow).measure_products()
+    assert asked and all(counts[0] == 10 for counts in asked) and load.seconds > 0
