@@ -100,9 +100,7 @@ MODELS = [
 ]
 
 
-@pytest.mark.parametrize(
-    "dtype, bound, pattern", [(torch.float64, 1e-12, ALL), (torch.float64, 1e-12, SOME), (torch.float32, 1e-5, ALL)]
-)
+@pytest.mark.parametrize("dtype, bound, pattern", [(torch.float64, 1e-12, ALL), (torch.float32, 1e-5, SOME)])
 @pytest.mark.parametrize("kind, options, forward", MODELS)
 def test_losses_and_gradients_are_the_same_over_50_steps(kind, options, forward, pattern, dtype, bound):
     graph, found = graph_of(dtype), []
@@ -294,11 +292,11 @@ def train_by_old_weights(model, loader, num_steps, staleness, is_turn=lambda pos
 def test_no_product_is_older_than_its_staleness(staleness, pattern):
     models = [model_of(GraphSAGE) for _ in range(3)]
     turns = len(pattern)
-    expected = train_by_old_weights(models[0], loader_of(models[0]), 40, staleness, lambda p: pattern[p % turns])
-    found = train(models[1], loader_of(models[1], pattern, staleness=staleness), 40, trimmed)
+    expected = train_by_old_weights(models[0], loader_of(models[0]), 25, staleness, lambda p: pattern[p % turns])
+    found = train(models[1], loader_of(models[1], pattern, staleness=staleness), 25, trimmed)
     assert_same(found, expected, 1e-12)
     if staleness:
-        exact = train(models[2], loader_of(models[2]), 40, trimmed)
+        exact = train(models[2], loader_of(models[2]), 25, trimmed)
         assert max(abs(a[0] - b[0]) for a, b in zip(exact, found, strict=True)) > 1e-6, "old weights were not used"
 
 
