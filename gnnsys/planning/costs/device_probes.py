@@ -45,6 +45,7 @@ class DeviceProbes:
     ) -> None:
         self.device, self.context, self.first = device, context, first
         self._graphs: dict[tuple[int, bool], list[CSC]] = {}
+        self._orders: dict[int, tuple[CSC, Tensor]] = {}
         self.generator = torch.Generator("cpu").manual_seed(seed)
         is_gpu = device.type == "cuda"  # on the host all but samples can be called as well, without meaning
         free = torch.cuda.mem_get_info(device)[0] if is_gpu else _DEVICE_BYTES
@@ -216,7 +217,7 @@ class DeviceProbes:
     def sample_of(self, csc: CSC, fanouts: Sequence[int], num_seeds: int, is_pinned: bool) -> CostProbe:
         """In the device's memory, or in pinned memory that it reads over the bus."""
         structure, on = HopStructure.of(self._placed(csc, is_pinned)), torch.empty(0, device=self.device)
-        seeds = torch.randperm(csc.num_dst, generator=self.generator, device="cpu")[: 4 * num_seeds].split(num_seeds)
+        seeds = self._order(csc)[: 4 * num_seeds].split(num_seeds)
         batches = itertools.count()
 
         def sample() -> tuple[int, int]:
@@ -229,6 +230,12 @@ class DeviceProbes:
         size = csc.indptr.nbytes + csc.indices.nbytes
         sizes = {"edges": num_edges, "nodes": num_nodes, "hops": len(fanouts), "graph_bytes": size}
         return self._probe("sample/pinned" if is_pinned else "sample/device", sizes, sample, waits=True)
+
+    def _order(self, csc: CSC) -> Tensor:
+        """A graph's nodes in some order, drawn once for all probes."""
+        if id(csc) not in self._orders:  # kept with the graph, as its id is another's later
+            self._orders[id(csc)] = csc, torch.randperm(csc.num_dst, generator=self.generator, device="cpu")
+        return self._orders[id(csc)][1]
 
     def _placed(self, csc: CSC, is_pinned: bool) -> CSC:
         """A graph where it is sampled, copied once for all probes."""

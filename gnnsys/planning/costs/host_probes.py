@@ -86,6 +86,7 @@ class HostProbes:
         self.rows = on_host(scale * min(max(4 * context.last_cache, 256 * _MB), 1024 * _MB))
         self._out = on_host(self.rows.nbytes / 2)
         self._pool = pool
+        self._known: dict[int, tuple[Graph, Tensor]] = {}
 
     def all(self, points: int = POINTS, by_width: int = len(WIDTHS)) -> list[CostProbe]:
         """Of every operator, the small sizes first: `points` each, of gathers twice `by_width`, of sums three times."""
@@ -184,8 +185,9 @@ class HostProbes:
 
     def sample_of(self, csc: CSC, fanouts: Sequence[int], num_seeds: int) -> CostProbe:
         assert self._pool is not None
-        seeds = torch.randperm(csc.num_dst, generator=self.generator, device="cpu")[: 4 * num_seeds].split(num_seeds)
-        sampler = NeighborSampler(Graph({NODE: csc.num_dst}, {EDGE: csc}), list(fanouts))
+        graph, order = self._graph_of(csc)
+        seeds = order[: 4 * num_seeds].split(num_seeds)
+        sampler = NeighborSampler(graph, list(fanouts))
         found = sampler.sample({NODE: seeds[0]}, key=SampleKey())
         sizes = {
             "edges": sum(found.num_sampled_edges[EDGE]),
@@ -200,6 +202,13 @@ class HostProbes:
             sampler.sample({NODE: seeds[batch % len(seeds)]}, key=SampleKey(0, 0, batch))
 
         return CostProbe("sample/host", sizes, self._pool.on_all(sample), share=self._pool.count)
+
+    def _graph_of(self, csc: CSC) -> tuple[Graph, Tensor]:
+        """What all samples of a structure share, as both take long to make: the graph, and its nodes in some order."""
+        if id(csc) not in self._known:  # which keeps the structure, so that its id is nobody else's
+            order = torch.randperm(csc.num_dst, generator=self.generator, device="cpu")
+            self._known[id(csc)] = Graph({NODE: csc.num_dst}, {EDGE: csc}), order
+        return self._known[id(csc)]
 
 
 class SamplingThreads:

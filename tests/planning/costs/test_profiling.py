@@ -176,6 +176,19 @@ def test_sizes_that_take_too_long_are_left_out_but_for_a_few():
     assert all(len(probe.seconds) == 1 for probe in probes[:6])
 
 
+def test_a_call_that_makes_many_at_once_is_long_enough_by_itself():
+    """The clock says 3 ms for a call of 16: no measurement needs a second one; of a short call it takes several."""
+    ticks = itertools.count()
+    probes = [CostProbe("copy/up", {"bytes": n}, lambda: None, share=n) for n in (1, 16)]
+    timer = ProbeTimer(clock=lambda: 3e-3 * next(ticks))
+    assert [one.seconds for one in time_probes(probes, 0.0, timer)] == pytest.approx([3e-3, 3e-3 / 16])
+    assert [probe.calls for probe in probes] == [1, 1]
+    short = CostProbe("copy/up", {"bytes": 1}, lambda: None)
+    ticks = itertools.count()
+    time_probes([short], 0.0, ProbeTimer(clock=lambda: 1e-3 * next(ticks)))
+    assert short.calls == 2
+
+
 def test_pairs_are_called_alone_and_beside_each_other():
     """With no time at all, each is called once to warm up and three times to count: alone, and beside the other."""
     called: list[str] = []
