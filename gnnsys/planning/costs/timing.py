@@ -6,9 +6,11 @@ times.
 
 from __future__ import annotations
 
+import gc
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,6 +94,25 @@ def time_probes(probes: Sequence[CostProbe], deadline: float, timer: ProbeTimer)
     Sizes that would take too long are left out first: each operator has its share of the time.
     """
     kept = _warm_up(probes, deadline, timer)
+    with _no_collection():
+        _take_turns(kept, deadline, timer)
+    return [Observation(p.operator, p.sizes, _figure(p.seconds)) for p in kept]
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Without Python's collector, which takes as long as a small call does."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _take_turns(kept: Sequence[CostProbe], deadline: float, timer: ProbeTimer) -> None:
     order, turn, longest = random.Random(0), 0, 0.0
     while turn < _MOST_ROUNDS and (turn == 0 or time.perf_counter() + longest < deadline):
         began = time.perf_counter()
@@ -100,7 +121,6 @@ def time_probes(probes: Sequence[CostProbe], deadline: float, timer: ProbeTimer)
             probe.call()  # not measured: what came before has left its own code in caches, and its memory to be reused
             probe.seconds.append(timer.once(probe))
         turn, longest = turn + 1, max(longest, time.perf_counter() - began)
-    return [Observation(p.operator, p.sizes, _figure(p.seconds)) for p in kept]
 
 
 def _figure(seconds: Sequence[float]) -> float:
