@@ -52,9 +52,11 @@ class Batch:
         input_type: NodeType | EdgeType | None = None,
         blocks: list[Block] | None = None,
         record: BatchTrace | None = None,
+        position: int = -1,
     ) -> None:
         self.__dict__.update(
             _record=record,
+            _position=position,
             nodes=dict(nodes),
             edges=dict(edges),
             is_homogeneous=is_homogeneous,
@@ -70,6 +72,7 @@ class Batch:
     blocks: list[Block]
     extra: TypeValues
     _record: BatchTrace | None  # of its way through the loader, where records are kept
+    _position: int  # counted across epochs
 
     # -- access ------------------------------------------------------------------------------------------------------
 
@@ -184,6 +187,7 @@ class Batch:
             input_type=self.input_type,
             blocks=[apply_to_block(block, function) for block in self.blocks],
             record=self._record,
+            position=self._position,
         )
         out.extra.update(through(self.extra))
         return out

@@ -137,6 +137,7 @@ class Fetch:
             _Reading(key, array, self._begin(key, number, _wanted(sampled, key, array, ids), sampled.columns, context))
             for key, ids in _ids_by_type(sampled)
             for number, array in enumerate(self._arrays[key])
+            if not _is_kept(sampled, key, array.name)
         ]
         context.send()
         sampled.pending = _Reads(context, reads)
@@ -176,6 +177,8 @@ class Fetch:
         if self.waits:
             arrived |= {reading: reading.read.result() for reading in begun.reads if reading.array.waits}
         sampled.rows = {key: {} for key, _ in _ids_by_type(sampled)}
+        if sampled.kept is not None:
+            sampled.rows[sampled.kept.node_type][sampled.kept.name] = sampled.kept
         for reading in begun.reads:  # in the graph's order
             rows: Any = arrived[reading]
             if self.widens and isinstance(rows, NarrowRows):
@@ -215,6 +218,11 @@ class Fetch:
 
 def _is_summed(made: MadeSums | None, key: AnyType, array: Array) -> bool:
     return made is not None and (made.node_type, made.name) == (key, array.name)
+
+
+def _is_kept(sampled: Sampled, key: AnyType, name: str) -> bool:
+    kept = sampled.kept
+    return kept is not None and (kept.node_type, kept.name) == (key, name)
 
 
 def _wanted(sampled: Sampled, key: AnyType, array: Array, ids: Tensor) -> Tensor:

@@ -17,11 +17,12 @@ from torch import nn
 from gnnsys.graph import Graph, NodeType
 from gnnsys.loader.default_threads import SumThreads
 from gnnsys.loader.fetch import Names
+from gnnsys.loader.first_products import FirstProducts, first_products
 from gnnsys.loader.first_sums import FirstSums, SumTable, first_layer, first_structure
 from gnnsys.loader.sample_stages import SampleStage
 from gnnsys.loader.sampled import Sampled
 from gnnsys.loader.schedule import Schedule
-from gnnsys.planning import SampleLoad, SumLoad, compute_threads
+from gnnsys.planning import ProductLoad, SampleLoad, SumLoad, compute_threads
 from gnnsys.sampling import DistGraph
 from gnnsys.store import DeviceCache
 
@@ -40,13 +41,14 @@ class TableSize(NamedTuple):
 class FirstBatch(NamedTuple):
     """The first batch of a loader, drawn on the host by `sample`, or by a device that reads the structure where it is.
 
-    `sums` makes those of its first layer, or says why there are none.
+    `sums` makes those of its first layer, and `products` its products, or they say why there are none.
     """
 
     sample: SampleStage
     on_device: SampleStage | None
     schedule: Schedule
     sums: FirstSums | str
+    products: FirstProducts | str
 
     def _draw(self, sample: SampleStage, number: int = 0) -> Sampled:
         ticket = self.schedule.ticket(number)
@@ -70,6 +72,19 @@ class FirstBatch(NamedTuple):
                 return None
             made, seconds = _best(lambda: self.sums.make(found))  # type: ignore[union-attr]
         return SumLoad(made.nbytes, seconds)
+
+    def measure_products(self) -> ProductLoad | str:
+        """What its products take by the cores that would make them; or why there are none to make."""
+        if isinstance(self.products, str):
+            return self.products
+        inside, outside = self.products.table.rows.shape[1], self.products.layer.width
+        if outside >= inside:
+            return f"the first layer makes {outside} values of the {inside} of a row"
+        drawn = self._draw(self.sample)
+        ids, num_own = drawn.sample.node[self.products.table.node_type], self.products.counts(drawn)[-1]
+        products, gradients = self.products.measure(ids, num_own)
+        num_bytes = self.products.layer.num_bytes(ids.numel(), num_own)
+        return ProductLoad(num_bytes, products + gradients)
 
     def measure_sampling(self) -> SampleLoad:
         """What sampling takes by the host's threads, and by the device where that reads the structure already."""
@@ -108,14 +123,36 @@ def _median(draw: Callable[[int], T]) -> tuple[T, float]:
     return made, statistics.median(seconds[1:])
 
 
+_SEEN = "stages of your own see rows and edges"
+
+
 def sums_for(
     graph: Graph | DistGraph, model: nn.Module | None, fetch: Names | None, pattern: Sequence[bool], *,
     pin: bool, has_stages: bool,
 ) -> FirstSums | str:  # fmt: skip
     """What makes the first layer's sums, or why nobody does."""
-    layer = "stages of your own see rows and edges" if has_stages else first_layer(model)
+    layer = _SEEN if has_stages else first_layer(model)
     if isinstance(layer, str):
         return layer
+    table = _table_of(graph, fetch)
+    return table if isinstance(table, str) else FirstSums(table, layer.reduce, pattern, pin)
+
+
+def products_for(
+    graph: Graph | DistGraph, model: nn.Module | None, fetch: Names | None, pattern: Sequence[bool], *,
+    for_device: bool, staleness: int, has_stages: bool,
+) -> FirstProducts | str:  # fmt: skip
+    """What makes the first layer's products on the host, or why nobody does."""
+    layer = _SEEN if has_stages else first_products(model)
+    table = layer if isinstance(layer, str) else _table_of(graph, fetch)
+    if isinstance(layer, str) or isinstance(table, str):
+        return str(table)
+    why_not = layer.why_not(table.rows)
+    return why_not or FirstProducts(table, layer, pattern, for_device=for_device, staleness=staleness)
+
+
+def _table_of(graph: Graph | DistGraph, fetch: Names | None) -> SumTable | str:
+    """The rows that a first layer takes, or why they cannot be read ahead."""
     if not isinstance(graph, Graph) or not graph.is_homogeneous:
         return "the graph is in parts, or of several types"
     found = all_tables(graph)
@@ -124,9 +161,7 @@ def sums_for(
     _, node_type, name = largest(found)
     named = fetch.get(node_type, ()) if isinstance(fetch, Mapping) else fetch
     table = SumTable.of(graph, name) if named is None or name in named else None
-    if table is None:
-        return f"{name!r}, the largest rows, are no table of floats that batches have"
-    return FirstSums(table, layer.reduce, pattern, pin)
+    return f"{name!r}, the largest rows, are no table of floats that batches have" if table is None else table
 
 
 def tables(graph: Graph) -> list[TableSize]:

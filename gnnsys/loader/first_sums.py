@@ -140,12 +140,15 @@ class RowsLater:
     def __init__(self, source: Any, rows: Tensor) -> None:
         self._source, self._rows, self._version = source, rows, _version(rows)
 
-    def __call__(self, ids: Tensor) -> Tensor:
+    def check(self) -> None:
         if _version(self._rows) != self._version:
             raise RuntimeError(
                 "rows of the graph were written since this batch was made, and it has not read them yet: look at "
                 "batch.x before you write, or leave model= away"
             )
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        self.check()
         is_cache = isinstance(self._source, DeviceCache)
         rows = self._source.read(ids) if is_cache else read_rows([(self._source, ids)])[0]
         return rows.to(ids.device)

@@ -17,6 +17,7 @@ from gnnsys.loader.default_threads import LoadingWork, SumThreads, default_fetch
 from gnnsys.loader.device_copy import DeviceCopy, resolve, sampled_on
 from gnnsys.loader.fetch import Fetch, Names
 from gnnsys.loader.first_batch import FirstBatch
+from gnnsys.loader.first_products import FirstProducts
 from gnnsys.loader.first_sums import FirstSums
 from gnnsys.loader.identity import NAME as MADE_OF
 from gnnsys.loader.identity import Identity, checksum
@@ -73,6 +74,7 @@ class Loader:
         pipeline: PipelineOptions | None = None,
         sampler: Sampler | SubgraphSampler | None = None,
         sums: FirstSums | None = None,
+        products: FirstProducts | None = None,
         by_host: bool = False,
     ) -> None:
         self._of_this_process = OfThisProcess(type(self).__name__)
@@ -122,7 +124,11 @@ class Loader:
         if target is None:
             self._fetch.check_on_host()
         self._copy = None if target is None else DeviceCopy(target)
-        self._stages = layout.arrange(self._make_stages(sample, target, sums), transform, stages, self._copy)
+        ahead = products if sums is None else sums
+        self._stages = layout.arrange(self._make_stages(sample, target, ahead), transform, stages, self._copy)
+        if products is not None:
+            self._stages.append(Stage("give out", products.give_out, threads=0))  # by the consumer
+        self._products = products
         self._caches = keeper_of(graph, by_device, fetch) if len(schedule) else None
         if isinstance(graph, DistGraph):
             graph.loaders.add(self)
@@ -139,6 +145,7 @@ class Loader:
         self, execution: str | ExecutionPlan, make: Callable[[Way], Loader], visits: Visits | None, *,
         is_told_threads: bool, is_in_order: bool, first: FirstBatch | None = None,
         sums: FirstSums | str = "loaders of nodes alone make them",
+        products: FirstProducts | str = "loaders of nodes alone make them",
     ) -> None:  # fmt: skip
         """Has batches made by a plan, or by the best that is possible. `make` makes a loader that goes another way."""
         target = None if self._device.type == "cpu" else self._device
@@ -149,6 +156,8 @@ class Loader:
             ways = execution.ways if execution.way is None else [execution.way]
             if isinstance(sums, str) and any(any(way.sums) for way in ways):
                 raise ValueError(f"this plan makes sums of the first layer ahead, and here {sums}")
+            if isinstance(products, str) and any(any(way.products) for way in ways):
+                raise ValueError(f"this plan makes products of the first layer on the host, and here {products}")
             plan = execution.copy()  # two loaders must not write into one
         elif execution == AUTO:
             plan = make_plan(
@@ -189,7 +198,7 @@ class Loader:
         return None if self._execution is None else self._execution.plan
 
     def _make_stages(
-        self, sample: Callable[[Ticket, torch.Tensor], Sampled], device: Any, sums: FirstSums | None
+        self, sample: Callable[[Ticket, torch.Tensor], Sampled], device: Any, ahead: FirstSums | FirstProducts | None
     ) -> list[Stage]:
         # These must not refer to the loader: threads hold the stages, and would keep it alive.
         schedule, trace, fetch, device_name = self._schedule, self._trace, self._fetch, str(device or "cpu")
@@ -218,7 +227,7 @@ class Loader:
         return [
             Stage("schedule", choose, threads=0),
             Stage("sample", sample_inputs, threads=0),
-            *([] if sums is None else [Stage("aggregate", sums.run, threads=0)]),
+            *([] if ahead is None else [Stage("aggregate", ahead.run, threads=0)]),
             Stage("fetch", fetch.finish, threads=0, begin=begin, counts=fetch.counts),
             Stage("compact", Compact(self.graph), threads=0),
         ]
@@ -472,6 +481,8 @@ class Loader:
             self._pipeline.close()
         if self._copy is not None:
             self._copy.wait()
+        if self._products is not None:
+            self._products.close()
         self._fetch.forget()
 
     def __repr__(self) -> str:

@@ -13,7 +13,8 @@ from gnnsys.loader.batch import Batch
 from gnnsys.loader.batch_memory import NumNeighbors, promise_batches
 from gnnsys.loader.device_copy import resolve, sampled_on
 from gnnsys.loader.fetch import Names
-from gnnsys.loader.first_batch import FirstBatch, sums_for
+from gnnsys.loader.first_batch import FirstBatch, products_for, sums_for
+from gnnsys.loader.first_products import FirstProducts, check_staleness
 from gnnsys.loader.first_sums import FirstSums
 from gnnsys.loader.identity import Identity
 from gnnsys.loader.loader import Loader
@@ -61,7 +62,9 @@ class NeighborLoader(Loader):
     `execution="auto"` tries where the graph is best kept for a GPU, or how many cores should load on the host, during
     the first batches of training, and goes on with what was fastest: `loader.plan`, docs/planning.md. The batches are
     the same. With `model` also whether sums of its first layer are made by the loader, from the graph's rows: then
-    `batch.x` has all rows for whoever asks, and the layer takes its sums.
+    `batch.x` has all rows for whoever asks, and the layer takes its sums; or whether the host multiplies rows by the
+    first layer's weights, and only products go to the GPU. `staleness=k` lets these be made of the weights of k batches
+    before, ahead of their step; 0 is exact.
 
     >>> loader = NeighborLoader(graph, [15, 10], input_nodes=train_ids, batch_size=1024, shuffle=True)
     >>> for batch in loader:
@@ -101,10 +104,12 @@ class NeighborLoader(Loader):
         pad: bool | PadSizes = False,
         execution: str | ExecutionPlan | None = None,
         model: nn.Module | None = None,
+        staleness: int = 0,
         _way: Way | None = None,
     ) -> None:
         given = options_given(locals())
         check_ours(graph)
+        check_staleness(staleness, model, _way if execution is None else execution)
         if execution is not None and pad:
             raise ValueError("sizes that batches are padded to are found by one way: leave execution or pad away")
         sizes = as_pad_sizes(pad)
@@ -170,6 +175,14 @@ class NeighborLoader(Loader):
             sums = sums_for(graph, model, fetch, pattern, pin=target is not None, has_stages=bool(stages))
         if _way is not None and isinstance(sums, str) and any(_way.sums):
             raise ValueError(f"sums of the first layer cannot be made: {sums}")
+        products: FirstProducts | str = "no plan asks for them"
+        if execution is not None or (_way is not None and any(_way.products)):
+            products = products_for(
+                graph, model, fetch, (True,) if _way is None else _way.products, for_device=target is not None,
+                staleness=staleness if num_threads != 0 else 0, has_stages=bool(stages),
+            )  # fmt: skip
+        if _way is not None and isinstance(products, str) and any(_way.products):
+            raise ValueError(f"products of the first layer cannot be made by the host: {products}")
         ranks = inputs.ranks()
         super().__init__(
             graph,
@@ -189,6 +202,7 @@ class NeighborLoader(Loader):
             pipeline=pipeline,
             sampler=chosen if isinstance(chosen, Sampler) and not is_ours else None,
             sums=sums if execution is None and isinstance(sums, FirstSums) else None,
+            products=products if execution is None and isinstance(products, FirstProducts) else None,
             by_host=is_by_both,
         )
         if guide is not None:
@@ -198,10 +212,10 @@ class NeighborLoader(Loader):
             make = other_ways(NeighborLoader, GraphPlaces(graph, target, visits), given)
             first = None
             if on_host is not None and len(schedule):
-                first = FirstBatch(on_host, None if where is None else sample, schedule, sums)
+                first = FirstBatch(on_host, None if where is None else sample, schedule, sums, products)
             self._plan_execution(
                 execution, make, visits, is_told_threads=num_threads is not None, is_in_order=in_order, first=first,
-                sums=sums,
+                sums=sums, products=products,
             )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from gnnsys.planning import (
     DEVICE,
     GIVEN,
     PINNED,
+    PRODUCTS,
     BatchLoad,
     ExecutionPlan,
     Memory,
@@ -66,6 +67,9 @@ def make_plan(
         ways = propose_splits(cores, num_threads, torch.get_num_threads())
         if first is not None and first.has_sums:
             ways += [replace(way, sums=(True,)) for way in ways[:_WITH_SUMS]]
+        if first is not None:
+            is_none = isinstance(first.products, str)
+            passed_over[PRODUCTS] = str(first.products) if is_none else "batches stay on the host, which has the rows"
     else:
         assert isinstance(graph, Graph) and visits is not None
         sharing = ranks_on_device(target)
@@ -74,6 +78,7 @@ def make_plan(
         load = _load_of(graph, visits)
         if first is not None:
             load = replace(load, sums=first.measure_sums(), sampling=first.measure_sampling())
+            load = replace(load, products=first.measure_products())
         rates = measure_rates(target, default_num_threads(LoadingWork.HOST, target))
         ways, passed_over = propose_places(
             _num_bytes(graph), is_pinned=graph.is_pinned, memory=memory, load=load, rates=rates

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from gnnsys.loader.batch import Batch
+from gnnsys.loader.first_products import WayIsNone
 from gnnsys.loader.planned import GraphPlaces
 from gnnsys.loader.rank_choice import RankChoice, numbered
 from gnnsys.observe import BatchTrace
@@ -39,7 +40,7 @@ def other_ways(face: Callable[..., LoaderT], places: GraphPlaces, given: Mapping
 
     def make(way: Way) -> LoaderT:
         options = dict(given) if way.loading_threads is None else {**given, "num_threads": way.loading_threads}
-        if any(way.sums) or any(way.by_host):
+        if way.has_patterns:
             options["_way"] = way
         return face(places.place(way), **options)
 
@@ -159,7 +160,7 @@ class PlannedExecution:
         """The next batch by a way; by the first one, where this one turns out to be none."""
         try:
             batch: Batch = next(self._go(way))
-        except (MemoryError, torch.OutOfMemoryError) as error:
+        except (MemoryError, torch.OutOfMemoryError, WayIsNone) as error:
             if way == 0:
                 raise
             told = _first_line(error)

@@ -13,7 +13,7 @@ from gnnsys.graph import EdgeType, Graph, NodeType
 from gnnsys.loader.batch import Batch, TypeValues, apply_to, apply_to_block, tensors_of, tensors_of_block
 from gnnsys.loader.schedule import Ticket
 from gnnsys.observe import BatchTrace
-from gnnsys.ops import BY_DESTINATION, STRUCTURES, SUMMED, SummedRows, SumsOf
+from gnnsys.ops import BY_DESTINATION, STRUCTURES, SUMMED, MultipliedRows, RowsOnHost, SummedRows, SumsOf
 from gnnsys.sampling import DistGraph, Sample
 from gnnsys.store import ColumnChoice, NarrowRows
 
@@ -53,6 +53,20 @@ class SummedParts(NamedTuple):
         return SummedRows(self.own, self.sums, self.of, ids.numel(), lambda: gather(ids))
 
 
+class UnfetchedRows:
+    """In the place of the rows `name` of a node type, which stay on the host: the model's first layer multiplies them
+    there. `gather` reads the rows of ids, for whoever asks for them after all."""
+
+    __slots__ = ("gather", "host", "name", "node_type")
+
+    def __init__(self, node_type: NodeType, name: str, host: RowsOnHost, gather: Callable[[Tensor], Tensor]) -> None:
+        self.node_type, self.name, self.host, self.gather = node_type, name, host, gather
+
+    def rows(self, ids: Tensor) -> MultipliedRows:
+        gather = self.gather
+        return MultipliedRows(self.host, ids.device, lambda: gather(ids))
+
+
 @dataclass
 class Sampled:
     """A batch from the sample stage on: structure, then rows as well, on the host and then on the device."""
@@ -68,6 +82,7 @@ class Sampled:
     pending: Any = None  # what the fetch stage has begun
     columns: ColumnChoice | None = None  # by which rows of other parts are read
     sums: MadeSums | None = None  # of the first layer, which takes them in place of most rows
+    kept: UnfetchedRows | None = None  # rows that are not fetched
     made: Any = None  # an event: what a thread's stream has made of it so far is done, where another's goes on
 
     def apply(self, function: Callable[[Tensor], Tensor]) -> Sampled:
@@ -125,6 +140,7 @@ class Compact:
             input_type=sampled.input_type or None,
             blocks=sampled.sample.blocks,
             record=sampled.trace,
+            position=sampled.position,
         )
 
 
@@ -142,7 +158,7 @@ def _node_store(node_type: NodeType, sampled: Sampled) -> TypeValues:
 
 
 def _as_tensor(rows: Any, ids: Tensor) -> Any:
-    if isinstance(rows, SummedParts):
+    if isinstance(rows, (SummedParts, UnfetchedRows)):
         return rows.rows(ids)
     return rows.widen() if isinstance(rows, NarrowRows) else rows
 

@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from gnnsys.nn.halves import Dense, Halves, NarrowFirst
+from gnnsys.nn.halves import Dense, Halves, NarrowFirst, RowWeights
 from gnnsys.nn.init import glorot_, linear, narrows, zeros_
 from gnnsys.nn.layer import GraphLayer
 from gnnsys.nn.layer_inputs import Edges, LayerInputs, last_self_loop, resolve, self_loops, without_self_loops
@@ -79,6 +79,11 @@ class GCNConv(GraphLayer):
             narrow_first=narrow_first if narrows(self.lin) else None,
         )
 
+    def row_weights(self) -> RowWeights | str:
+        if not is_untouched(self, GCNConv, {"lin": is_bare_product}):
+            return "was changed, or its linear layer"
+        return RowWeights(self.lin.weight)
+
     def aggregate(self, csc: CSC, rows: Tensor, edge_rows: Tensor | None = None) -> Tensor:
         """The sparse half: D^-1/2 (A + I) D^-1/2 rows; `edge_rows` are weights of edges."""
         edge_weight = edge_rows
@@ -112,6 +117,10 @@ class GCNConv(GraphLayer):
             raise ValueError("x must be one tensor: GCNConv has no weights of its own for destinations, SAGEConv has")
         given: LayerInputs = resolve(x, edges, derives=True)
         weight = None if edge_weight is None else given.edge_rows(edge_weight, "edge_weight")
+        products = given.host_products(self.row_weights()) if given.waits_on_host else None
+        if products is not None:
+            out = self.aggregate(given.csc, products[0], weight)
+            return out if self.bias is None else out + self.bias
         # PyG transforms first. What is only a product of two matrices may be done in the cheaper order.
         has_order = not (is_bare_product(self.lin) and as_written(self, GCNConv, "transform", "aggregate"))
         if has_order or transform_first(given.csc, given.src, self.out_channels):

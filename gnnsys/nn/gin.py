@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from gnnsys.nn.halves import Halves
+from gnnsys.nn.halves import Halves, RowWeights
 from gnnsys.nn.layer import GraphLayer
-from gnnsys.nn.layer_inputs import Edges, Rows, resolve
-from gnnsys.nn.plain import as_written, is_untouched
+from gnnsys.nn.layer_inputs import Edges, LayerInputs, Rows, resolve
+from gnnsys.nn.plain import as_written, is_bare_linear, is_untouched, runs_as
 from gnnsys.ops import CSC, spmm
 
 
@@ -54,8 +54,31 @@ class GINConv(GraphLayer):
             reduce="sum", combine=lambda sums, own: self.transform(sums + (1 + self.eps) * own), takes_own=True
         )
 
+    def row_weights(self) -> RowWeights | str:
+        first = self._first_linear()
+        if first is None:
+            return "has an MLP that does not begin with torch's own linear layer"
+        return RowWeights(first.weight) if is_untouched(self, GINConv) else "was changed"
+
+    def _first_linear(self) -> nn.Linear | None:
+        """What the MLP begins with, where it is a product and a bias: W (sum of rows) = sum of W rows."""
+        is_sequence = type(self.nn) is nn.Sequential and runs_as(self.nn, nn.Sequential) and len(self.nn) > 0
+        first: nn.Module = self.nn[0] if is_sequence else self.nn  # type: ignore[index]
+        return first if isinstance(first, nn.Linear) and is_bare_linear(first) else None
+
+    def _of_products(self, given: LayerInputs, products: Tensor, first: nn.Linear) -> Tensor:
+        """`forward` where rows were multiplied on the host: the bias, and the rest of the MLP, come behind the sum."""
+        out = self.aggregate(given.csc, products)
+        out = out if first.bias is None else out + first.bias
+        for module in self.nn[1:] if first is not self.nn else ():  # type: ignore[index]
+            out = module(out)
+        return out
+
     def forward(self, x: Rows, edges: Edges, size: tuple[int, int] | None = None) -> Tensor:
         given = resolve(x, edges, size)
+        products = given.host_products(self.row_weights()) if given.waits_on_host else None
+        if products is not None and (first := self._first_linear()) is not None:
+            return self._of_products(given, products[0], first)
         sums = given.made_sums("sum") if as_written(self, GINConv, "aggregate") else None
         if sums is not None and given.dst is not None:
             return self.transform(sums + (1 + self.eps) * given.dst)

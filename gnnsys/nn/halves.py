@@ -8,10 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
 REDUCTIONS = ("sum", "mean", "gcn")
+
+
+class RowWeights(NamedTuple):
+    """What a layer that multiplies rows first multiplies them by: those of sources by `src`, and destinations' own by
+    `own` as well, where it has such a weight."""
+
+    src: Tensor
+    own: Tensor | None = None
+
+    @property
+    def all(self) -> list[Tensor]:
+        return [self.src] if self.own is None else [self.src, self.own]
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 from torch.fx import Proxy
 
-from gnnsys.nn.halves import Halves
+from gnnsys.nn.halves import Halves, RowWeights
 from gnnsys.nn.plain import note_written
 from gnnsys.ops import CSC
 
@@ -51,6 +51,10 @@ class GraphLayer(nn.Module):
         called.
         """
         return None
+
+    def row_weights(self) -> RowWeights | str:
+        """The weights that rows are multiplied by first, as the layer is now; or what else it does to them."""
+        return "does other things to rows than to multiply them"
 
     def draws(self) -> bool:
         """Whether a call draws random numbers that `forward_keyed` can take from elsewhere."""

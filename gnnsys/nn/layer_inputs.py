@@ -12,6 +12,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from gnnsys.nn.halves import RowWeights
 from gnnsys.ops import (
     BY_DESTINATION,
     CSC,
@@ -19,6 +20,8 @@ from gnnsys.ops import (
     NOT_KNOWN,
     STRUCTURES,
     SUMMED,
+    LateRows,
+    MultipliedRows,
     SummedRows,
     degrees,
     is_captured,
@@ -51,6 +54,19 @@ class LayerInputs:
         """The sums of sources over in-edges, where the loader has made them; `dst` has own rows then."""
         return self.src.sums_for(self.csc, reduce) if isinstance(self.src, SummedRows) else None
 
+    @property
+    def waits_on_host(self) -> bool:
+        """Whether `host_products` may have something."""
+        return isinstance(self.src, MultipliedRows)
+
+    def host_products(self, weights: RowWeights | str) -> tuple[Tensor, ...] | None:
+        """Rows of sources times `weights.src`, and of destinations times `weights.own`, where rows are on the host and
+        wait to be multiplied there."""
+        if not isinstance(self.src, MultipliedRows) or not self.dst_is_first or isinstance(weights, str):
+            return None
+        counts = (self.csc.num_src, self.csc.num_dst)
+        return self.src.times(weights.all, counts[: len(weights.all)])
+
 
 def resolve(x: Rows, edges: Edges, size: tuple[int, int] | None = None, derives: bool = False) -> LayerInputs:
     """Checks what a layer was given. One tensor for a CSC with fewer destinations is a block's: they come first.
@@ -79,7 +95,7 @@ def resolve(x: Rows, edges: Edges, size: tuple[int, int] | None = None, derives:
 
 
 def _first_rows(rows: Tensor, count: int) -> Tensor:
-    return rows.first_rows(count) if isinstance(rows, SummedRows) else rows[:count]
+    return rows.first_rows(count) if isinstance(rows, LateRows) else rows[:count]
 
 
 def _copied(csc: CSC, device: torch.device) -> CSC:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gnnsys.nn.halves import Dense, Halves, NarrowFirst
+from gnnsys.nn.halves import Dense, Halves, NarrowFirst, RowWeights
 from gnnsys.nn.init import linear, narrows, reduce_name
 from gnnsys.nn.layer import GraphLayer
 from gnnsys.nn.layer_inputs import Edges, LayerInputs, Rows, resolve
@@ -100,8 +100,27 @@ class SAGEConv(GraphLayer):
             narrow_first=narrow_first if narrows(self.lin_l) else None,
         )  # fmt: skip
 
+    def row_weights(self) -> RowWeights | str:
+        if self.aggr not in ("mean", "sum"):
+            return f"takes the {self.aggr} of rows before it multiplies them"
+        if self.project:
+            return "projects rows before it sums them"
+        if not is_untouched(self, SAGEConv, _LINEARS):
+            return "was changed, or a linear layer of it"
+        return RowWeights(self.lin_l.weight, self.lin_r.weight if self.root_weight else None)
+
+    def _of_products(self, given: LayerInputs, products: tuple[Tensor, ...]) -> Tensor:
+        """`forward` where rows were multiplied on the host."""
+        out = self.aggregate(given.csc, products[0])
+        out = out if self.lin_l.bias is None else out + self.lin_l.bias
+        out = out + products[1] if self.root_weight else out
+        return F.normalize(out, dim=-1) if self.normalize else out
+
     def forward(self, x: Rows, edges: Edges, size: tuple[int, int] | None = None) -> Tensor:
         given = resolve(x, edges, size)
+        products = given.host_products(self.row_weights()) if given.waits_on_host else None
+        if products is not None:
+            return self._of_products(given, products)
         rows = self.lin(given.src).relu() if self.project else given.src
         lin_r = self.lin_r if self.root_weight else None
         adds_own = is_bare_product(lin_r)  # a product that adds what is there already as it goes

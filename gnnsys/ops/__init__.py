@@ -37,8 +37,10 @@ from gnnsys.ops.dropout import dropout_rows
 from gnnsys.ops.generate import class_features, planted_edges, planted_labels, random_permutation, rmat_edges
 from gnnsys.ops.guided import sample_guided
 from gnnsys.ops.hops import HopRelation, HopStructure, JoinedParts, sample_hops
+from gnnsys.ops.host_products import HostMultiplier
 from gnnsys.ops.induced import InnerEdges, draw_below, edges_within, induced_coo
 from gnnsys.ops.labor import normalize_rows, sample_labor, sample_labor_importance, source_words
+from gnnsys.ops.late_rows import LateRows
 from gnnsys.ops.memo import BY_DESTINATION, IN_REPLAYS, NOT_KNOWN, STRUCTURES, ReplayedEdges
 from gnnsys.ops.multilevel import (
     Level,
@@ -49,6 +51,7 @@ from gnnsys.ops.multilevel import (
     contract_clusters,
     refine_cut,
 )
+from gnnsys.ops.multiplied_rows import MultipliedRows, RowsOnHost
 from gnnsys.ops.narrow_rows import fill_columns, widen_rows
 from gnnsys.ops.page_lock import PageLock
 from gnnsys.ops.parse import parse_table
@@ -110,11 +113,14 @@ __all__ = [
     "Halo",
     "HopRelation",
     "HopStructure",
+    "HostMultiplier",
     "IdTable",
     "InnerEdges",
     "JoinedParts",
+    "LateRows",
     "Level",
     "MessageFront",
+    "MultipliedRows",
     "Neighbors",
     "Neighbors32",
     "NodeRun",
@@ -127,6 +133,7 @@ __all__ = [
     "Relation",
     "RelationGroups",
     "ReplayedEdges",
+    "RowsOnHost",
     "SummedRows",
     "SumsOf",
     "VolumeSearch",

@@ -30,8 +30,10 @@ from gnnsys.planning.execution.expected_sizes import expected_sizes
 from gnnsys.planning.execution.model_shape import KINDS, LayerSize, ModelShape
 from gnnsys.planning.execution.plan import ExecutionPlan
 from gnnsys.planning.execution.propose import (
+    PRODUCTS,
     BatchLoad,
     Memory,
+    ProductLoad,
     SampleLoad,
     SumLoad,
     is_given,
@@ -74,6 +76,7 @@ __all__ = [
     "GIVEN",
     "KINDS",
     "PINNED",
+    "PRODUCTS",
     "BatchLoad",
     "BatchRule",
     "BatchSchedule",
@@ -103,6 +106,7 @@ __all__ = [
     "PlanEstimate",
     "PlanGraph",
     "ProbeTimer",
+    "ProductLoad",
     "ProfiledMachine",
     "Rates",
     "RuleShares",

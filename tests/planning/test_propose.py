@@ -2,7 +2,15 @@
 
 import pytest
 
-from gnnsys.planning.execution.propose import BatchLoad, Memory, propose_places, propose_splits
+from gnnsys.planning.execution.propose import (
+    PRODUCTS,
+    BatchLoad,
+    Memory,
+    ProductLoad,
+    SumLoad,
+    propose_places,
+    propose_splits,
+)
 from gnnsys.planning.execution.rates import Rates
 from gnnsys.planning.execution.way import CACHED, DEVICE, GIVEN, PINNED
 
@@ -45,3 +53,51 @@ def test_splits_use_all_cores_and_none_twice(num_cores, computing):
     assert ways[0].name == GIVEN and len(set(splits)) == len(splits) <= 3
     assert (1, computing) not in splits, "that is what is done without"
     assert all(loading + compute == num_cores and compute >= 1 for loading, compute in splits)
+
+
+def proposed(products, row_bytes, sums=None, device=0, is_pinned=True):
+    load = BatchLoad(row_bytes, hit_rate=lambda num_bytes: 0.0, sums=sums, products=products)
+    return propose_places(60 * GB, is_pinned=is_pinned, memory=Memory(device, 200 * GB), load=load, rates=RATES)
+
+
+WIDE = 34_493 * 8_415 * 4  # bytes of a batch's rows
+
+
+def test_products_are_tried_where_bus_and_cores_together_take_less_than_the_bus():
+    ways, passed_over = proposed(ProductLoad(34_493 * 16 * 4, seconds=0.034), WIDE)
+    tried = [way for way in ways if any(way.products)]
+    assert {way.products for way in tried} == {
+        (False, True),
+        (False, False, False, True),
+    } and PRODUCTS not in passed_over
+    rows, made = WIDE / RATES.bus, 34_493 * 16 * 4 / RATES.bus
+    for way in tried:
+        share = sum(way.products) / len(way.products)
+        assert way.predicted == pytest.approx(max((1 - share) * rows + share * made, share * 0.034))
+        assert way.predicted < 0.9 * rows
+
+
+def test_fast_cores_multiply_all_batches():
+    ways, _ = proposed(ProductLoad(34_493 * 16 * 4, seconds=0.001), WIDE)
+    assert (True,) in {way.products for way in ways}
+
+
+@pytest.mark.parametrize(
+    ("products", "options", "why"),
+    [
+        (ProductLoad(640_000 * 256 * 4, seconds=0.144), {}, "take the cores 144.0 ms"),
+        (ProductLoad(34_493 * 16 * 4, seconds=2.0), {}, "take the cores 2000.0 ms"),
+        (ProductLoad(34_493 * 16 * 4, seconds=0.01), {"sums": SumLoad(1_000_000, 0.001)}, "take the cores 10.0 ms"),
+        (ProductLoad(34_493 * 16 * 4, seconds=0.01), {"device": 200 * GB}, "fits the device"),
+        ("the first layer makes 256 values of the 100 of a row", {}, "256 values of the 100"),
+    ],
+)
+def test_products_that_do_not_pay_are_not_tried_and_the_reason_is_told(products, options, why):
+    ways, passed_over = proposed(products, WIDE, **options)
+    assert not any(any(way.products) for way in ways) and why in passed_over[PRODUCTS]
+
+
+def test_rows_in_plain_memory_are_multiplied_where_there_is_no_room_to_pin_them():
+    load = BatchLoad(WIDE, hit_rate=lambda num_bytes: 0.0, products=ProductLoad(34_493 * 16 * 4, seconds=0.034))
+    ways, _ = propose_places(60 * GB, is_pinned=False, memory=Memory(0, GB), load=load, rates=RATES)
+    assert {way.place for way in ways} == {GIVEN} and any(any(way.products) for way in ways)

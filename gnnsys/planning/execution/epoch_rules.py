@@ -63,8 +63,10 @@ def plan_epoch(
 
 def why_not_epoch(model: ModelShape, rule: str) -> str | None:
     """Why a rule is not legal; None where it is."""
+    if rule in (TRANSFORM_FIRST, TRANSFORM) and KINDS[model.kind].has_mlp:
+        return "an MLP follows its sums, so they come first"
     if rule == TRANSFORM_FIRST:
-        return "an MLP follows its sums, so they come first" if KINDS[model.kind].has_mlp else None
+        return None
     if rule == AGGREGATE_FIRST:
         return KINDS[model.kind].why_not_linear
     return model.why_not(AGGREGATE if rule == HOIST else rule)

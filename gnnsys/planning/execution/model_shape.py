@@ -14,7 +14,8 @@ PURE, TRANSFORM, AGGREGATE, SPLIT = "pure GPU", "pre-transform", "pre-aggregate"
 @dataclass(frozen=True)
 class LayerKind:
     """`products` by weights: of the sums, and of own rows. `own_rows`: a destination's own row is not in its sum;
-    `self_edges`: it is, by one more edge. `has_mlp`: an MLP of one hidden layer follows the sums, so they come first.
+    `self_edges`: it is, by one more edge. `has_mlp`: an MLP of one hidden layer follows the sums, so they come first on
+    a device; its first product may come before them as well.
     `edge_passes`: how often edges are gone over, once for sums and once for scores. `why_not_linear` is None where the
     reduction is."""
 
@@ -66,8 +67,6 @@ class ModelShape:
             return None
         if not self.rows_are_constant:
             return "rows train, so what the host made of them is old after a step"
-        if rule == TRANSFORM and kind.has_mlp:
-            return "an MLP follows its sums, so they come first"
         return kind.why_not_linear
 
 

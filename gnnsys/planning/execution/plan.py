@@ -114,11 +114,9 @@ class ExecutionPlan:
 
     def take_ways(self, other: ExecutionPlan) -> bool:
         """The ways of another plan, with the memory that there is here and now, where they differ in nothing but what
-        was made of timings: which batches' sums are made ahead, and which are sampled by the host. Whether it is so."""
+        was made of timings: which batches' sums and products the host makes, and which it samples. Whether it is so."""
         here = {way.place: way for way in reversed(self.ways)}
-        if {replace(way, sums=(), by_host=()) for way in self.ways} != {
-            replace(way, sums=(), by_host=()) for way in other.ways
-        }:
+        if {way.without_patterns() for way in self.ways} != {way.without_patterns() for way in other.ways}:
             return False
         self.ways = tuple(
             replace(way, device_bytes=here[way.place].device_bytes, host_bytes=here[way.place].host_bytes)

@@ -14,6 +14,7 @@ _WORTH_TRYING = 0.9  # of the seconds that loading is predicted to take without 
 _MOST_BY_HOST = 0.5  # of the batches: a draw takes the host ten times as long as a device
 _READ_PER_BYTE = 2.5  # bytes of structure that cross the bus for each byte of a sample: whole sectors for single ids
 _MOST_SPLITS = 3  # of the cores, beside what is done without a plan
+PRODUCTS = "products of the first layer made by the host"
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class BatchLoad:
     row_bytes: int
     hit_rate: Callable[[int], float]
     sums: SumLoad | None = None  # where the first layer takes sums
+    products: ProductLoad | str | None = None  # where it multiplies rows first, or why the host cannot do that
     sampling: SampleLoad | None = None
     given_hits: float | None = None  # the share that a cache of the user's own has, where there is one
 
@@ -41,6 +43,15 @@ class SumLoad:
     `seconds` by all cores of this rank, with rows in host memory."""
 
     own_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class ProductLoad:
+    """What products of a batch's first layer take on the host: `num_bytes` go up, and as many of gradients come down;
+    `seconds` by all cores of this rank, for both."""
+
+    num_bytes: int
     seconds: float
 
 
@@ -61,10 +72,10 @@ def propose_places(
 
     The first is what is done without a plan: the host samples and gathers, or the device does in pinned memory.
     """
-    if load is not None and load.given_hits is not None:
-        ways, passed_over = [Way()], {"other places": "rows have a cache of your own"}
-        return _with_sums(ways, is_pinned, load, rates), passed_over
     ways, passed_over = [Way()], {}
+    if load is not None and load.given_hits is not None:
+        passed_over["other places"] = "rows have a cache of your own"
+        return _with_host_work(ways, is_pinned, load, rates, passed_over), passed_over
     fits = int(_SHARE * memory.device)
     if graph_bytes <= fits:
         ways.append(Way(place=DEVICE, device_bytes=graph_bytes))
@@ -81,17 +92,22 @@ def propose_places(
             if not is_pinned:
                 ways.append(Way(place=PINNED, host_bytes=host_bytes))
             ways.append(Way(place=CACHED, host_bytes=host_bytes, device_bytes=fits))
-    return _with_sums(ways, is_pinned, load, rates), passed_over
+    return _with_host_work(ways, is_pinned, load, rates, passed_over), passed_over
 
 
-def _with_sums(ways: list[Way], is_pinned: bool, load: BatchLoad | None, rates: Rates | None) -> list[Way]:
+def _with_host_work(
+    ways: list[Way], is_pinned: bool, load: BatchLoad | None, rates: Rates | None, passed_over: dict[str, str]
+) -> list[Way]:
     """The ways, and those where the host does some of the work for a device; with what is predicted of them."""
     if load is None:
         return ways
+    if isinstance(load.products, str):
+        passed_over[PRODUCTS] = load.products
     if load.sums is not None:
         ways = ways + [replace(way, sums=(True,)) for way in ways if way.place == DEVICE]
     if rates is None:
         return ways
+    places = ways
     on_bus = [way for way in ways if way.place in (PINNED, CACHED) or (way.place == GIVEN and is_pinned)]
     if on_bus and on_bus[-1].place == CACHED and load.hit_rate(on_bus[-1].device_bytes) >= _WORTH_A_CACHE:
         on_bus = on_bus[-1:]
@@ -99,7 +115,48 @@ def _with_sums(ways: list[Way], is_pinned: bool, load: BatchLoad | None, rates: 
         ways += [replace(way, sums=pattern) for way in on_bus for pattern in _mixes(way, load, rates)]
     elif load.sampling is not None:
         ways += [replace(way, by_host=pattern) for way in on_bus if any(pattern := _host_turns(way, load, rates))]
-    return [replace(way, predicted=_loading_seconds(way, is_pinned, load, rates)) for way in ways]
+    ways = [replace(way, predicted=_loading_seconds(way, is_pinned, load, rates)) for way in ways]
+    if isinstance(load.products, ProductLoad):
+        where = [way for way in on_bus if way.place != CACHED or len(on_bus) == 1] or ways[:1]
+        found = _with_products(places, where, ways, is_pinned, load, rates)
+        if isinstance(found, str):
+            passed_over[PRODUCTS] = found
+        else:
+            ways += found
+    return ways
+
+
+def _with_products(
+    places: list[Way], where: list[Way], others: list[Way], is_pinned: bool, load: BatchLoad, rates: Rates
+) -> list[Way] | str:
+    """Ways where the host multiplies the rows of some batches, by the share that keeps bus and cores equally busy; or
+    why none of them is better than the `others`."""
+    assert isinstance(load.products, ProductLoad)
+    if any(way.place == DEVICE for way in places):
+        return "all of the graph fits the device, and nothing crosses the bus then"
+    found, best = [], min(way.predicted for way in others if way.predicted is not None)
+    for way in where:
+        rows, made = _rows_seconds(way, is_pinned, load, rates), load.products.num_bytes / rates.bus
+        if rows <= made:
+            continue
+        share = min(1.0, rows / (rows - made + load.products.seconds))
+        for pattern in dict.fromkeys([spread(share), spread(2 * share / 3)]):
+            mixed = replace(way, products=pattern)
+            seconds = _loading_seconds(mixed, is_pinned, load, rates)
+            if any(pattern) and seconds <= _WORTH_TRYING * best:
+                found.append(replace(mixed, predicted=seconds))
+    if found:
+        return found
+    took, bytes_up = 1000 * load.products.seconds, load.products.num_bytes
+    return (
+        f"products of a batch and their gradients take the cores {took:.1f} ms and are {bytes_up:,} bytes, and without "
+        f"them loading is predicted to take {1000 * best:.1f} ms"
+    )
+
+
+def _rows_seconds(way: Way, is_pinned: bool, load: BatchLoad, rates: Rates) -> float:
+    """Of the rows of a batch, from host memory to the device, where no work is done for it."""
+    return _loading_seconds(way.without_patterns(), is_pinned, load, rates)
 
 
 def _host_turns(way: Way, load: BatchLoad, rates: Rates) -> tuple[bool, ...]:
@@ -178,6 +235,10 @@ def _loading_seconds(way: Way, is_pinned: bool, load: BatchLoad, rates: Rates) -
         rows, summed, cores = _on_bus_and_cores(way, load, rates)
         share = sum(way.sums) / len(way.sums)
         return max((1 - share) * rows + share * summed, share * cores)
+    if any(way.products):
+        assert isinstance(load.products, ProductLoad)
+        share, rows = sum(way.products) / len(way.products), _rows_seconds(way, is_pinned, load, rates)
+        return max((1 - share) * rows + share * load.products.num_bytes / rates.bus, share * load.products.seconds)
     if way.place == DEVICE:
         return load.row_bytes / rates.device
     if way.place in (CACHED, PINNED) or is_pinned:
@@ -188,4 +249,4 @@ def _loading_seconds(way: Way, is_pinned: bool, load: BatchLoad, rates: Rates) -
 def is_given(way: Way) -> bool:
     """Whether a way is what a loader does by itself."""
     threads = (way.loading_threads, way.compute_threads)
-    return way.place == GIVEN and threads == (None, None) and not any((*way.sums, *way.by_host))
+    return way.place == GIVEN and threads == (None, None) and not way.has_patterns

@@ -188,21 +188,28 @@ def _sums(
 def _pre_transform(
     made: OperationList, kind: LayerKind, model: ModelShape, batch: BatchSizes, sampled: After, *, is_host_sample: bool
 ) -> None:
+    """Rows are gathered as they are multiplied, a few at a time: for the product, and again for the gradient."""
     first, (features, width) = batch.layers[0], model.widths[:2]
     sizes = [first.sources] + [first.destinations] * (kind.products - 1)
     weights = kind.products * FLOAT * features * width
-    product_bytes = FLOAT * width * sum(sizes)
+    product_bytes, row_bytes = FLOAT * width * sum(sizes), FLOAT * features
     ids = sampled if is_host_sample else _ids_down(made, batch, sampled)
-    here = made.add("gather/host", CORES, ids, rows=first.sources, row_bytes=FLOAT * features)
-    have_weights = made.add("copy/down", DOWN, (), needs_weights=True, bytes=weights)
-    here = (*here, *have_weights)
+    here = (*ids, *made.add("copy/down", DOWN, (), needs_weights=True, bytes=weights))
+    here = made.add("gather/host", CORES, here, rows=first.sources, row_bytes=row_bytes)
     for rows in sizes:
         here = made.add("product/host", CORES, here, rows=rows, inner=features, width=width)
     step = (*made.add("copy/up", UP, here, bytes=product_bytes), *_structure_there(made, batch, sampled))
     step = made.sums(first.summed_edges(kind), first.destinations, width, step, sources=first.sources)
+    if kind.has_mlp:  # the rest of it
+        step = made.add("product/device", GPU, step, rows=first.destinations, inner=width, width=width)
     step = made.upper_layers(model, batch.layers, step)
+    if kind.has_mlp:
+        step = made.add(
+            "backward/device", GPU, step, rows=first.destinations, inner=width, width=width, input_gradient=1
+        )  # fmt: skip
     step = made.sums(first.summed_edges(kind), first.sources, width, step, sources=first.destinations)  # backward
     back = made.add("copy/down", DOWN, step, bytes=product_bytes)
+    back = made.add("gather/host", CORES, back, rows=first.sources, row_bytes=row_bytes)
     for rows in sizes:
         back = made.add("backward/host", CORES, back, rows=rows, inner=features, width=width, input_gradient=0)
     step = made.add("copy/up", UP, back, bytes=weights)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 GIVEN = "as given"
@@ -20,7 +20,8 @@ PLACES = {
 class Way:
     """`place` is one of `PLACES`. `loading_threads`: None is the loader's own choice; `compute_threads`: torch's, None
     where they are left as they are. `sums`: of batches in turn, whether the first layer's sums are made from the
-    graph's rows, in place of a copy of these: by the host, where the graph is there, for a device. `by_host`: of
+    graph's rows, in place of a copy of these: by the host, where the graph is there, for a device. `products`: of
+    batches in turn, whether the host multiplies rows by the first layer's weights for a device. `by_host`: of
     batches in turn, whether the host samples them, where the device samples the others. `device_bytes` and
     `host_bytes` are what it takes beyond what there is already; `predicted` are seconds a batch takes to load, None
     where nothing is known. These three are of a place and time: ways that differ in nothing else are the same."""
@@ -29,6 +30,7 @@ class Way:
     loading_threads: int | None = None
     compute_threads: int | None = None
     sums: tuple[bool, ...] = ()
+    products: tuple[bool, ...] = ()
     by_host: tuple[bool, ...] = ()
     device_bytes: int = field(default=0, compare=False)
     host_bytes: int = field(default=0, compare=False)
@@ -37,16 +39,27 @@ class Way:
     def __post_init__(self) -> None:
         if self.place not in PLACES:
             raise ValueError(f"a way's place is one of {', '.join(PLACES)}, got {self.place!r}")
-        for name in ("sums", "by_host"):
+        for name in ("sums", "products", "by_host"):
             object.__setattr__(self, name, tuple(map(bool, getattr(self, name))))  # JSON has lists
+        if any(self.sums) and any(self.products):
+            raise ValueError("a way has sums or products of the first layer made by the host, not both")
 
     @property
     def name(self) -> str:
         counts = {"loading": self.loading_threads, "computing": self.compute_threads}
         threads = [f"{count} {what}" for what, count in counts.items() if count is not None]
         sums = f", sums of {_share(self.sums)} made ahead" if any(self.sums) else ""
+        products = f", products of {_share(self.products)} made by the host" if any(self.products) else ""
         by_host = f", {_share(self.by_host)} sampled by the host" if any(self.by_host) else ""
-        return self.place + by_host + sums + (f", threads: {', '.join(threads)}" if threads else "")
+        return self.place + by_host + sums + products + (f", threads: {', '.join(threads)}" if threads else "")
+
+    @property
+    def has_patterns(self) -> bool:
+        """Whether a loader must be told of some batches that they are made otherwise."""
+        return any((*self.sums, *self.products, *self.by_host))
+
+    def without_patterns(self) -> Way:
+        return replace(self, sums=(), products=(), by_host=())
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

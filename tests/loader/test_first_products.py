@@ -1,0 +1,309 @@
+"""Products of the first layer made by the host: the same training; with staleness=k by weights of k batches before."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.func import functional_call
+
+from gnnsys import NeighborLoader
+from gnnsys.graph import EDGE, NODE, Graph, sbm
+from gnnsys.loader.first_products import first_products
+from gnnsys.nn import GAT, GCN, GIN, GINConv, GraphSAGE, SAGEConv
+from gnnsys.ops import CSC, MultipliedRows
+from gnnsys.planning import PRODUCTS, ExecutionPlan, Way
+
+FEATURES, CLASSES = 12, 4
+ALL, SOME = (True,), (True, False, True)
+
+
+def graph_of(dtype=torch.float64):
+    made = sbm(600, num_classes=CLASSES, avg_degree=6, num_features=FEATURES, seed=3)
+    made.set_node_data("x", made.node_data[NODE]["x"].to(dtype))
+    weight = 0.5 + torch.rand(made.csc().num_edges, generator=torch.Generator().manual_seed(2)).to(dtype)
+    made.set_edge_data("w", weight)
+    return made
+
+
+GRAPH = graph_of()
+
+
+def model_of(kind, dtype=torch.float64, **options):
+    torch.manual_seed(0)
+    return kind(FEATURES, 8, 2, CLASSES, **options).to(dtype)
+
+
+def loader_of(model, pattern=None, graph=GRAPH, staleness=0, **options):
+    given = {"batch_size": 32, "shuffle": True, "seed": 5, **options}
+    if pattern is None:
+        return NeighborLoader(graph, [4, 3], **given)
+    made_for = NeighborLoader(graph, [4, 3], execution="auto", model=model, **given).plan.made_for
+    plan = ExecutionPlan([Way(), Way(products=pattern)], made_for=made_for, chosen=1)
+    return NeighborLoader(graph, [4, 3], execution=plan, model=model, staleness=staleness, **given)
+
+
+def batches_of(loader, count):
+    while True:
+        for batch in loader:
+            yield batch
+            count -= 1
+            if count == 0:
+                return
+
+
+def train(model, loader, num_steps, forward):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    history = []
+    for batch in batches_of(loader, num_steps):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(forward(model, batch)[: batch.batch_size], batch.y[: batch.batch_size])
+        loss.backward()
+        history.append((loss.item(), [p.grad.clone() for p in model.parameters()]))
+        optimizer.step()
+    return history
+
+
+def trimmed(model, batch):
+    return model(batch.x, batch.edge_index, num_sampled_nodes=batch.num_sampled_nodes)
+
+
+def whole(model, batch):
+    return model(batch.x, batch.edge_index)
+
+
+def weighted(model, batch):
+    return model(batch.x, batch.edge_index, edge_weight=batch.w)
+
+
+def of_blocks(model, batch):
+    return model(batch.x, batch.blocks)
+
+
+def assert_same(found, expected, bound):
+    for (loss, grads), (other, others) in zip(expected, found, strict=True):
+        assert abs(loss - other) <= bound * max(1, abs(loss))
+        for a, b in zip(grads, others, strict=True):
+            torch.testing.assert_close(a, b, rtol=bound, atol=bound)
+
+
+MODELS = [
+    (GraphSAGE, {}, trimmed),
+    (GraphSAGE, {"aggr": "sum", "dropout": 0.3, "norm": "batch"}, whole),
+    (GCN, {}, whole),
+    (GCN, {}, weighted),
+    (GIN, {"train_eps": True}, trimmed),
+]
+
+
+@pytest.mark.parametrize(
+    "dtype, bound, pattern", [(torch.float64, 1e-12, ALL), (torch.float64, 1e-12, SOME), (torch.float32, 1e-5, ALL)]
+)
+@pytest.mark.parametrize("kind, options, forward", MODELS)
+def test_losses_and_gradients_are_the_same_over_50_steps(kind, options, forward, pattern, dtype, bound):
+    graph, found = graph_of(dtype), []
+    for turn in (None, pattern):
+        model = model_of(kind, dtype, **options)
+        torch.manual_seed(4)  # dropout between layers
+        found.append(train(model, loader_of(model, turn, graph), 50, forward))
+    assert_same(*found, bound)
+
+
+def test_blocks_are_multiplied_too():
+    models = [model_of(GraphSAGE) for _ in range(2)]
+    options = {"expand": "frontier"}
+    expected = train(models[0], loader_of(models[0], **options), 10, of_blocks)
+    loader = loader_of(models[1], ALL, **options)
+    assert_same(train(models[1], loader, 10, of_blocks), expected, 1e-12)
+    assert loader.plan.chosen == 1, loader.plan.report()
+
+
+@pytest.mark.parametrize("kind, forward", [(GraphSAGE, trimmed), (GCN, whole), (GIN, trimmed)])
+def test_a_layer_multiplies_without_a_look_at_rows_and_others_get_all_of_them(kind, forward):
+    model = model_of(kind)
+    made, plain = (next(iter(loader_of(model, pattern))) for pattern in (ALL, None))
+    assert isinstance(made.x, MultipliedRows)
+    forward(model, made).sum().backward()
+    assert not made.x.is_gathered
+    assert made.x.shape == plain.x.shape and torch.equal(made.x + 0, plain.x) and made.x.is_gathered
+    assert torch.equal(made.n_id, plain.n_id) and torch.equal(made.edge_index, plain.edge_index)
+
+
+def test_batches_in_turn():
+    batches = list(batches_of(loader_of(model_of(GraphSAGE), SOME), 6))
+    assert [isinstance(batch.x, MultipliedRows) for batch in batches] == [True, False, True] * 2
+
+
+def test_dropout_on_rows_is_no_such_way_and_the_loader_says_so():
+    def forward(model, batch):
+        return model(F.dropout(batch.x, 0.4), batch.edge_index)
+
+    found, loaders = [], []
+    for pattern in (None, ALL):
+        model = model_of(GraphSAGE)
+        torch.manual_seed(4)
+        loaders.append(loader_of(model, pattern))
+        found.append(train(model, loaders[-1], 20, forward))
+    assert_same(*found, 1e-12)
+    plan = loaders[1].plan
+    assert plan.chosen == 0 and "before SAGEConv multiplied them: dropout" in plan.trial.refused[1], plan.report()
+    assert "not possible: rows were asked for" in plan.report()
+
+
+def test_a_look_at_rows_behind_the_first_layer_changes_nothing():
+    model = model_of(GraphSAGE)
+    loader = loader_of(model, ALL)
+    for batch in batches_of(loader, 4):
+        trimmed(model, batch).sum().backward()
+        assert batch.x.mean().isfinite()
+    assert loader.plan.chosen == 1, loader.plan.report()
+
+
+def test_rows_that_were_written_before_they_were_multiplied_are_told():
+    graph, model = graph_of(), model_of(GraphSAGE)
+    batch = next(iter(loader_of(model, ALL, graph, num_threads=0)))
+    out = trimmed(model, batch)
+    graph.node_data[NODE]["x"].add_(1)
+    with pytest.raises(RuntimeError, match="written since this batch was made"):
+        out.sum().backward()
+    with pytest.raises(RuntimeError, match="written since this batch was made"):
+        trimmed(model, batch)
+
+
+def test_seeds_without_neighbours_and_rows_without_edges():
+    indptr = torch.tensor([0, 0, 1, 1, 3])  # nodes 0 and 2 have none
+    rows = torch.randn(4, FEATURES, dtype=torch.float64)
+    arrays = {"x": rows, "y": torch.zeros(4, dtype=torch.int64)}
+    graph = Graph({NODE: 4}, {EDGE: CSC(indptr, torch.tensor([0, 1, 2]), 4)}, {NODE: arrays})
+    for kind, forward in ((GraphSAGE, trimmed), (GCN, whole), (GIN, trimmed)):
+        for size in (1, 4):
+            models = [model_of(kind) for _ in range(2)]
+            loaders = [loader_of(m, p, graph, batch_size=size) for m, p in zip(models, (None, ALL), strict=True)]
+            found = [train(model, loader, 8, forward) for model, loader in zip(models, loaders, strict=True)]
+            assert_same(*found, 1e-12)
+
+
+def test_evaluation_without_gradients():
+    model = model_of(GCN)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            outputs = [whole(model, next(iter(loader_of(model, pattern)))) for pattern in (ALL, None)]
+        torch.testing.assert_close(*outputs, rtol=1e-12, atol=1e-12)
+    train(model, loader_of(model, ALL), 2, whole)
+
+
+class Projected(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+
+@pytest.mark.parametrize(
+    "model, why",
+    [
+        (GAT(FEATURES, 8, 2, CLASSES), "GATConv, does other things"),
+        (GraphSAGE(FEATURES, 8, 2, CLASSES, aggr="max"), "takes the max of rows before"),
+        (Projected(SAGEConv(FEATURES, 8, project=True)), "projects rows before"),
+        (
+            Projected(GINConv(nn.Sequential(nn.ReLU(), nn.Linear(FEATURES, 8)))),
+            "does not begin with torch's own linear",
+        ),
+        (nn.Linear(FEATURES, 8), "no layer of gnnsys"),
+        (None, "model= was not given"),
+    ],
+)
+def test_a_layer_that_does_not_multiply_first_is_named(model, why):
+    assert why in first_products(model)
+
+
+@pytest.mark.parametrize(
+    "model, why",
+    [(model_of(GCN, torch.float32), r"rows are torch.float64 and"), (model_of(GAT), "GATConv, does other things")],
+)
+def test_a_plan_with_products_is_refused_where_there_can_be_none(model, why):
+    with pytest.raises(ValueError, match=f"this plan makes products of the first layer on the host, and here .*{why}"):
+        loader_of(model, ALL)
+
+
+def test_the_report_says_why_products_are_not_tried_where_batches_stay_on_the_host():
+    report = NeighborLoader(GRAPH, [4, 3], batch_size=8, execution="auto", model=model_of(GCN)).plan.report()
+    assert f"{PRODUCTS}: not tried, batches stay on the host" in report
+    report = NeighborLoader(GRAPH, [4, 3], batch_size=8, execution="auto", model=model_of(GAT)).plan.report()
+    assert f"{PRODUCTS}: not tried, the first layer, GATConv" in report
+
+
+# -- staleness ---------------------------------------------------------------------------------------------------------
+
+FIRST = ("convs.0.lin_l.weight", "convs.0.lin_r.weight")
+
+
+def train_by_old_weights(model, loader, num_steps, staleness, is_turn=lambda position: True):
+    """The oracle: the first layer's products have the value of old weights, and the gradient is that of new ones."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    history, weights = [], []
+    for position, batch in enumerate(batches_of(loader, num_steps)):
+        own = dict(model.named_parameters())
+        weights.append({name: own[name].detach().clone() for name in FIRST})
+        used = {}
+        if position >= staleness and is_turn(position):
+            old = weights[position - staleness]
+            used = {name: own[name] + (old[name] - own[name]).detach() for name in FIRST}
+        optimizer.zero_grad()
+        sizes = {"num_sampled_nodes": batch.num_sampled_nodes}
+        out = functional_call(model, used, (batch.x, batch.edge_index), sizes)
+        loss = F.cross_entropy(out, batch.y[: batch.batch_size])
+        loss.backward()
+        history.append((loss.item(), [p.grad.clone() for p in model.parameters()]))
+        optimizer.step()
+    return history
+
+
+@pytest.mark.parametrize("staleness, pattern", [(0, ALL), (1, ALL), (3, ALL), (2, SOME), (1, (False, True))])
+def test_no_product_is_older_than_its_staleness(staleness, pattern):
+    models = [model_of(GraphSAGE) for _ in range(3)]
+    turns = len(pattern)
+    expected = train_by_old_weights(models[0], loader_of(models[0]), 40, staleness, lambda p: pattern[p % turns])
+    found = train(models[1], loader_of(models[1], pattern, staleness=staleness), 40, trimmed)
+    assert_same(found, expected, 1e-12)
+    if staleness:
+        exact = train(models[2], loader_of(models[2]), 40, trimmed)
+        assert max(abs(a[0] - b[0]) for a, b in zip(exact, found, strict=True)) > 1e-6, "old weights were not used"
+
+
+def test_batches_that_are_kept_for_later_are_multiplied_by_new_weights():
+    models = [model_of(GraphSAGE) for _ in range(2)]
+    expected = train(models[0], list(batches_of(loader_of(models[0]), 12)), 12, trimmed)
+    found = train(models[1], list(batches_of(loader_of(models[1], ALL, staleness=2), 12)), 12, trimmed)
+    assert_same(found, expected, 1e-12)
+
+
+def test_without_loading_threads_nothing_is_made_ahead():
+    models = [model_of(GraphSAGE) for _ in range(2)]
+    expected = train(models[0], loader_of(models[0]), 10, trimmed)
+    found = train(models[1], loader_of(models[1], ALL, staleness=2, num_threads=0), 10, trimmed)
+    assert_same(found, expected, 1e-12)
+
+
+def test_bad_staleness_is_told_in_one_line():
+    model = model_of(GraphSAGE)
+    for given in (-1, 1.5, True, "2"):
+        with pytest.raises(ValueError, match="staleness must be a number of batches >= 0"):
+            NeighborLoader(GRAPH, [4], execution="auto", model=model, staleness=given)
+    for options in ({"model": model}, {"execution": "auto"}):
+        with pytest.raises(ValueError, match=r'give execution="auto" and model='):
+            NeighborLoader(GRAPH, [4], staleness=1, **options)
+
+
+def test_staleness_is_refused_under_ddp(tmp_path):
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        model = nn.parallel.DistributedDataParallel(model_of(GraphSAGE))
+        with pytest.raises(ValueError, match="staleness=1 is not for DDP") as refused:
+            NeighborLoader(GRAPH, [4, 3], execution="auto", model=model, staleness=1)
+        assert "\n" not in str(refused.value)
+        exact = [model_of(GraphSAGE), model]
+        patterns = [None, ALL]
+        found = [train(m, loader_of(m, p), 10, trimmed) for m, p in zip(exact, patterns, strict=True)]
+        assert_same(*found, 1e-12)
+    finally:
+        torch.distributed.destroy_process_group()
