@@ -38,12 +38,12 @@ def test_products_and_gradients_are_those_of_gathered_rows(monkeypatch, num_ids,
 def test_a_thread_of_its_own_leaves_torch_the_threads_that_it_had():
     before = torch.get_num_threads()
     multiplier, ids = made(20, threads=before + 1)
-    seen = multiplier.submit(lambda: (torch.get_num_threads(), threading.current_thread().name)).result()
-    assert seen[0] == before + 1 and seen[1].startswith("gnnsys-products")
+    seen = multiplier.submit(lambda: (torch.get_num_threads(), threading.current_thread())).result()
+    assert seen[0] == before + 1 and seen[1].name.startswith("gnnsys-products")
     assert torch.get_num_threads() == before
     multiplier.close()
     multiplier.close()
-    assert not any(thread.name == seen[1] for thread in threading.enumerate())
+    assert not seen[1].is_alive()
     assert multiplier.products(ids, [torch.ones(2, FEATURES, dtype=torch.float64)], [20])[0].shape == (20, 2)
     multiplier.close()
 

@@ -103,7 +103,7 @@ class WorkloadOutcome:
         """One of `KINDS`, or the place."""
         if self.chosen.place == DEVICE:
             return "device"
-        if any(self.chosen.sums) or any(getattr(self.chosen, "by_host", ())):  # host and device share the work
+        if self.chosen.has_patterns:  # host and device share the work
             return "mix"
         return "cache" if self.chosen.place == CACHED else self.chosen.place
 

@@ -117,7 +117,8 @@ def _with_host_work(
         ways += [replace(way, by_host=pattern) for way in on_bus if any(pattern := _host_turns(way, load, rates))]
     ways = [replace(way, predicted=_loading_seconds(way, is_pinned, load, rates)) for way in ways]
     if isinstance(load.products, ProductLoad):
-        found = _with_products(places, on_bus or ways[:1], ways, is_pinned, load, rates)
+        where = [way for way in on_bus if way.place != CACHED or len(on_bus) == 1] or ways[:1]
+        found = _with_products(places, where, ways, is_pinned, load, rates)
         if isinstance(found, str):
             passed_over[PRODUCTS] = found
         else:
