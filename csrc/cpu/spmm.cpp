@@ -73,12 +73,13 @@ void sum_row(const Problem<T, id_t>& p, int64_t v, acc_t<T>* sum, BlockSum<acc_t
 template <typename T, typename id_t>
 void spmm_rows(const Problem<T, id_t>& p) {
   const int64_t size = p.shape.size();
-  const PlainSums<T, id_t> plain{p.indptr, p.indices, p.num_edges(), kBlock, p.x, size, p.dst_scale, p.out};
+  const PlainSums<T, id_t> plain{p.indptr,    p.indices,   p.num_edges(), kBlock, p.x, size,
+                                 p.src_scale, p.dst_scale, p.out};
   parallel_for_rows(p.indptr, p.num_dst, [&](int64_t begin, int64_t end) {
     RowSum<T> row(size);
     BlockSum<acc_t<T>> blocks;
     std::vector<acc_t<T>> scratch(p.add ? static_cast<size_t>(size) : 0);
-    bool whole = !p.add && !p.weighted();
+    bool whole = !p.add && p.weight == nullptr;
     for (int64_t v = begin; v < end; ++v) {
       if (whole) {
         const int64_t next = neighbor_kernels<T, id_t>().sum_rows(plain, v, end);

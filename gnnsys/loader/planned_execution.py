@@ -1,6 +1,6 @@
 """A loader whose batches are made by a plan: by one way or another, and the same ones whichever it is.
 
-While a plan is tried, ways take turns over the first batches, and what a batch takes from one `next` to the next is
+While a plan is tried, ways take turns over the first batches, and what a batch takes until the next one is given out is
 measured: loading and the user's training together, as they share cores, bus and device. Then the fastest stays, and
 what the others have taken is given back. What a batch takes goes on being watched: where it drifts, ways take turns
 again from the next epoch on.
@@ -19,7 +19,7 @@ from gnnsys.loader.planned import GraphPlaces
 from gnnsys.loader.rank_choice import RankChoice, numbered
 from gnnsys.observe import BatchTrace
 from gnnsys.pipeline import Pipeline, StageCounters
-from gnnsys.planning import ComputeThreads, DriftWatch, ExecutionPlan, TurnClock, Way
+from gnnsys.planning import ComputeThreads, DriftWatch, ExecutionPlan, MeasuredTurn, TurnClock, Way
 from gnnsys.seeds import Leftover
 
 LoaderT = TypeVar("LoaderT")
@@ -87,6 +87,7 @@ class PlannedExecution:
         self._current: int | None = None
         self._pipeline: Pipeline | None = None
         self._clock = TurnClock(device)
+        self._measured: list[tuple[int, MeasuredTurn]] = []
         self._threads = ComputeThreads()
         self._position, self._begins = 0, False
         self._watch = None if plan.chosen is not None else DriftWatch()
@@ -113,7 +114,7 @@ class PlannedExecution:
         assert self._watch is not None
         if self.plan.try_again(epoch, expected, found):
             self._stop_asking()
-            self._clock.forget()
+            self._forget_turns()
             self._num_tried = 0
         else:
             self._watch.expect(found)  # no other way is near
@@ -129,21 +130,20 @@ class PlannedExecution:
             self._end_round()
         chosen, number = self.plan.chosen, self._num_tried
         way = trial.way_of(number) if chosen is None else chosen
-        self._clock.enter()
         try:
             batch = self._next_by(way)
         except BaseException:
             self._break_off()
             raise
-        self._clock.leave()
+        self._clock.tick()
         if chosen is not None:
             self._look_on()
             return batch
         if self._current == way and way not in trial.refused:
             if number % trial.turn == trial.warm - 1:
                 self._clock.begin()
-            elif trial.is_last(number) and (seconds := self._clock.end(trial.measured)) is not None:
-                trial.add(way, seconds)
+            elif trial.is_last(number) and (turn := self._clock.end(trial.measured)) is not None:
+                self._measured.append((way, turn))
         self._num_tried += 1
         return batch
 
@@ -151,10 +151,21 @@ class PlannedExecution:
         """Adds up what the batches of the chosen way take, window by window."""
         if self._watch is None or (self._clock.is_measuring and self._clock.num_batches < self._watch.window):
             return
-        seconds = self._clock.end(self._watch.window, waits=False)
-        if seconds is not None:
+        window = self._clock.end(self._watch.window)
+        if window is not None and (seconds := window.seconds()) is not None:
             self._watch.add(seconds)
-        self._clock.begin(waits=False)
+        self._clock.begin(by_host=True)
+
+    def _add_turns(self) -> None:
+        """Tells the trial what turns took. A device is waited for, so not in the middle of a turn."""
+        for way, turn in self._measured:
+            if (seconds := turn.seconds()) is not None:
+                self.plan.trial.add(way, seconds)
+        self._measured.clear()
+
+    def _forget_turns(self) -> None:
+        self._clock.forget()
+        self._measured.clear()
 
     def _next_by(self, way: int) -> Batch:
         """The next batch by a way; by the first one, where this one turns out to be none."""
@@ -209,6 +220,7 @@ class PlannedExecution:
     def _end_round(self) -> None:
         """Ways that have no more turns give back what they have."""
         trial = self.plan.trial
+        self._add_turns()
         trial.end_round()
         self._num_tried = 0
         if trial.is_over:
@@ -269,7 +281,7 @@ class PlannedExecution:
     def begin_anew(self) -> None:
         """Batches are others from here on, larger ones say: a trial that is not over begins again."""
         self._leave()
-        self._clock.forget()
+        self._forget_turns()
         if self.plan.chosen is None:
             self._num_tried = 0
             self.plan.trial.begin()
@@ -295,6 +307,7 @@ class PlannedExecution:
             loader.close()
 
     def state_dict(self) -> dict[str, Any]:
+        self._add_turns()
         watch = {} if self._watch is None else {"watch": self._watch.state_dict()}
         return {"plan": self.plan.to_json(), "num_tried": self._num_tried, **watch}
 
@@ -318,7 +331,7 @@ class PlannedExecution:
         plan = state.plan
         self._stop_asking()
         self._leave()
-        self._clock.forget()
+        self._forget_turns()
         self._num_tried = 0
         is_same = plan.made_for == self.plan.made_for
         if is_same and plan.ways != self.plan.ways and self.plan.take_ways(plan):

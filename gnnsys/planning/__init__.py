@@ -44,7 +44,7 @@ from gnnsys.planning.execution.propose import (
 from gnnsys.planning.execution.rates import Rates, measure_rates
 from gnnsys.planning.execution.rules import BatchRule, BatchSizes, plan_batch
 from gnnsys.planning.execution.trial import WayTrial
-from gnnsys.planning.execution.turn_clock import TurnClock
+from gnnsys.planning.execution.turn_clock import MeasuredTurn, TurnClock
 from gnnsys.planning.execution.way import CACHED, DEVICE, GIVEN, PINNED, Way
 from gnnsys.planning.scheduling.grouping import GroupedPlan, plan_groups
 from gnnsys.planning.scheduling.operations import Operation, OperatorCosts, PlanGraph
@@ -96,6 +96,7 @@ __all__ = [
     "HostProbes",
     "LayerSize",
     "MachineProfile",
+    "MeasuredTurn",
     "Memory",
     "ModelShape",
     "Observation",

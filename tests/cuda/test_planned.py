@@ -88,8 +88,7 @@ def test_the_cache_of_a_way_that_was_not_chosen_is_given_back():
     rows = GRAPH.node_data[NODE]["x"].nbytes
     with limited("cuda", 3 * rows // 2):
         loader = _loader(execution="auto")
-        for _ in loader:
-            pass
+        _until_chosen(loader)
         gc.collect()
         uses = [use.what for use in MemoryBudget.of("cuda").uses()]
         assert uses.count("device cache") == (loader.plan.way.place == CACHED), loader.plan.report()
@@ -130,11 +129,11 @@ def test_ranks_that_share_a_device_share_its_memory(monkeypatch, num_ranks):
 def test_a_chosen_way_is_watched_without_waiting_for_the_device(monkeypatch):
     loader = _loader(execution="auto")
     _until_chosen(loader)
-    waited, now = [], TurnClock._now
-    monkeypatch.setattr(TurnClock, "_now", lambda clock, waits: waited.append(waits) or now(clock, waits))
+    marked, mark = [], TurnClock._mark
+    monkeypatch.setattr(TurnClock, "_mark", lambda clock: marked.append(mark(clock)) or marked[-1])
     for _ in loader:
         pass
-    assert waited and not any(waited)
+    assert marked and all(isinstance(one, float) for one in marked)
     assert len(loader._execution._watch._windows) > 0
 
 

@@ -185,13 +185,14 @@ def test_ways_of_a_plan_switch_together_and_a_trial_begins_again():
     ways = [Way(), Way(loading_threads=2), Way(loading_threads=0)]
     made_for = nodes("adaptive", **options, execution="auto").plan.made_for
     planning = nodes("adaptive", **options, execution=ExecutionPlan(ways, made_for=made_for))
-    length = len(planning)
+    trial, length = planning.plan.trial, len(planning)
+    trial.warm, trial.measured = 5, 8
     found, measured = [], []
     for _ in range(SWITCH + 40):
         found.append([told(batch) for batch in planning])
         planning.observe(0.5)
-        measured.append((planning.shuffled_from, sum(map(len, planning.plan.trial.seconds.values()))))
-    trial = planning.plan.trial
+        pending = len(planning._execution._measured)  # added at the end of a round
+        measured.append((planning.shuffled_from, pending + sum(map(len, planning.plan.trial.seconds.values()))))
     before = trial.turn * 2  # batches of two turns
     assert before <= SWITCH * length < trial.turn * len(ways), "the switch is in the middle of the first round"
     assert measured[SWITCH - 1] == (None, SWITCH * length // trial.turn) and measured[SWITCH] == (SWITCH, 0)

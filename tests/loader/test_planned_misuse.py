@@ -274,8 +274,8 @@ def test_a_state_of_other_ways_has_the_trial_begin_anew(monkeypatch):
         clock.train(loader, SECONDS)
     other = with_ways([Way(), Way(loading_threads=3)])
     loader.load_state_dict(other.state_dict())
-    clock.epochs(loader, SECONDS, 1)
-    assert loader.plan.chosen == 1 and [len(loader.plan.trial.seconds[way]) for way in range(3)] == [2, 3, 3]
+    clock.epochs(loader, SECONDS, 2)
+    assert loader.plan.chosen == 1 and [len(loader.plan.trial.seconds[way]) for way in range(3)] == [2, 2, 2]
     loader.close()
 
 

@@ -166,6 +166,23 @@ def test_results_have_the_same_bits_for_any_threads_and_index_type(reduce, index
         assert torch.equal(a, b)
 
 
+@grid(dtype=ALL_DTYPES, width=[*WIDTHS, 15, 32, 33], id_dtype=[torch.int32, torch.int64])
+def test_scaled_sources_have_the_bits_of_weights_that_say_the_same(width, dtype, id_dtype):
+    """Sums without weights go through a loop of their own; destination 0 has more in-edges than that loop takes."""
+    short, long = random_csc(60, 40, 600, id_dtype), random_csc(60, 3, 1500, id_dtype)
+    for csc in (short, long):
+        x, scales = randn(60, width, dtype=dtype), {torch.bfloat16: torch.float32, torch.float16: torch.float32}
+        accurate = scales.get(dtype, dtype)
+        src, dst = randn(60, dtype=accurate, seed=1), randn(csc.num_dst, dtype=accurate, seed=2)
+        ones = torch.ones(csc.num_edges, dtype=dtype)
+        found, want = (
+            native.spmm(csc.indptr, csc.indices, None, x, weight, src, dst, None, None, None) for weight in (None, ones)
+        )
+        assert torch.equal(found, want)
+        by_hand = dense(csc, ones.double()) @ (src.double()[:, None] * x.double()) * dst.double()[:, None]
+        assert torch.allclose(found.double(), by_hand, atol=0.1 if dtype != accurate else 1e-4, rtol=1e-2)
+
+
 def test_rows_that_are_not_contiguous_are_accepted():
     csc = random_csc(13, 9, 60)
     x, weight = randn(6, 13).t(), randn(60, 2)[:, 0]

@@ -43,7 +43,8 @@ struct Rows {
   const T* whole;
 };
 
-// Whole sums, one for each destination: out[v] = scale[v] * the sum of x[u] over v's in-edges; 0 where there are none.
+// Whole sums, one for each destination: out[v] = dst_scale[v] * the sum of src_scale[u] * x[u] over v's in-edges; 0
+// where there are none.
 template <typename T, typename id_t>
 struct PlainSums {
   const int64_t* indptr;
@@ -52,7 +53,8 @@ struct PlainSums {
   int64_t longest;  // destinations with more in-edges are left to the caller
   const T* x;
   int64_t size;  // features of a row
-  const acc_t<T>* scale;  // null: ones
+  const acc_t<T>* src_scale;  // null: ones
+  const acc_t<T>* dst_scale;  // null: ones
   T* out;
 };
 

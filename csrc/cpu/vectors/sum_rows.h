@@ -5,7 +5,7 @@
 
 // Rows of kVectors vectors. The last one ends where the row ends, so it may begin inside the one before it: what both
 // have is added up twice to the same bits.
-template <int kVectors, typename T, typename id_t>
+template <int kVectors, bool kScaled, typename T, typename id_t>
 int64_t sum_rows_of(const PlainSums<T, id_t>& sums, int64_t begin, int64_t end) {
   using A = acc_t<T>;
   constexpr int kBytes = GNNSYS_VECTOR_BYTES;
@@ -20,13 +20,16 @@ int64_t sum_rows_of(const PlainSums<T, id_t>& sums, int64_t begin, int64_t end) 
     if (behind - e > sums.longest) {
       return v;
     }
-    const A factor = sums.scale != nullptr && e < behind ? sums.scale[v] : A{1};
+    const A factor = sums.dst_scale != nullptr && e < behind ? sums.dst_scale[v] : A{1};
     vec_t<A, kBytes> sum[kVectors] = {};
     const auto add = [&](int64_t edge) __attribute__((always_inline)) {
-      const T* const row = sums.x + sums.indices[edge] * sums.size;
+      const int64_t u = sums.indices[edge];
+      const T* const row = sums.x + u * sums.size;
+      const vec_t<A, kBytes> scale = kScaled ? broadcast<kBytes, A>(sums.src_scale[u]) : vec_t<A, kBytes>{};
 #pragma GCC unroll 16
       for (int i = 0; i < kVectors; ++i) {
-        sum[i] += load<kBytes>(row + offset(i));
+        const vec_t<A, kBytes> value = load<kBytes>(row + offset(i));
+        sum[i] += kScaled ? scale * value : value;
       }
     };
     for (const int64_t asked = std::min(behind, sums.num_edges - ahead); e < asked; ++e) {
@@ -56,7 +59,11 @@ int64_t sum_rows(const PlainSums<T, id_t>& sums, int64_t begin, int64_t end) {
   if (sums.size < kStep) {
     return -1;
   }
-  const auto with = [&](auto number) { return sum_rows_of<decltype(number)::value>(sums, begin, end); };
+  const auto with = [&](auto number) {
+    constexpr int kVectors = decltype(number)::value;
+    return sums.src_scale != nullptr ? sum_rows_of<kVectors, true>(sums, begin, end)
+                                     : sum_rows_of<kVectors, false>(sums, begin, end);
+  };
   switch (vectors) {
     case 1: return with(std::integral_constant<int, 1>{});
     case 2: return with(std::integral_constant<int, 2>{});

@@ -94,11 +94,12 @@ class Race:
         epochs: dict[str, Epoch] = {}
         first: dict[str, float] = {}
         made: dict[str, float] = {}
+        order = list(self._make)
         for start in range(0, self._num_epochs, TURN):
-            for name, make in self._make.items():
+            for name in order:
                 if name not in epochs:
                     began = time.perf_counter()
-                    epochs[name] = make()
+                    epochs[name] = self._make[name]()
                     made[name] = time.perf_counter() - began
                 for _ in range(min(TURN, self._num_epochs - start)):
                     synchronize()
@@ -107,6 +108,7 @@ class Race:
                     synchronize()
                     seconds[name].append(time.perf_counter() - began)
                     first.setdefault(name, loss)
+            order = [*order[1:], order[0]]  # nobody always follows the same one, and meets what that left of memory
         differs = max(first.values()) - min(first.values())
         if differs > _AGREE * max(first.values()):
             raise RuntimeError(f"sides do not train the same model: first losses are {first}")

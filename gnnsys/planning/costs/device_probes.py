@@ -15,9 +15,12 @@ from gnnsys.ops import CSC, HopStructure, gather_cached, gather_rows, sample_hop
 from gnnsys.planning.costs.host_probes import (
     FANOUTS,
     MOST_EDGES,
+    OF_PRODUCTS,
     POINTS,
     ROWS,
     backward_call,
+    distinct_ids,
+    is_either,
     is_straight,
     optimizer_step,
     random_block,
@@ -45,6 +48,7 @@ class DeviceProbes:
     ) -> None:
         self.device, self.context, self.first = device, context, first
         self._graphs: dict[tuple[int, bool], list[CSC]] = {}
+        self._orders: dict[int, tuple[CSC, Tensor]] = {}
         self.generator = torch.Generator("cpu").manual_seed(seed)
         is_gpu = device.type == "cuda"  # on the host all but samples can be called as well, without meaning
         free = torch.cuda.mem_get_info(device)[0] if is_gpu else _DEVICE_BYTES
@@ -59,10 +63,9 @@ class DeviceProbes:
         numbers, twice = (range(self.first, self.first + count) for count in (points, 2 * by_width))
         made = [sorted(map(make, twice), key=work_of) for make in (self.gather, self.over_bus)]
         made.append(sorted(map(self.spmm, range(self.first, self.first + 3 * by_width)), key=work_of))
-        made += [
-            sorted(map(make, numbers), key=work_of)
-            for make in (self.cached, self.product, self.backward, self.optimizer, self.compact)
-        ]
+        more = range(self.first, self.first + max(points, points * OF_PRODUCTS // POINTS))
+        made += [sorted(map(make, more), key=work_of) for make in (self.cached, self.product, self.backward)]
+        made += [sorted(map(make, numbers), key=work_of) for make in (self.optimizer, self.compact)]
         for make in (self.copy_up, self.copy_down, self.copy_pageable):
             made.append(sorted(map(make, numbers), key=work_of))
         made.append([self.launches(count) for count in _CALLS])
@@ -101,7 +104,7 @@ class DeviceProbes:
         table = self.pinned[: self.pinned.numel() // width * width].view(-1, width)
         count = table.shape[0]
         kept = max(1, min(count // 2, self.rows.numel() // width))
-        num_rows = max(1, min(num_rows, count // 2, self._out.numel() // width))
+        num_rows = max(1, min(num_rows, kept, self._out.numel() // width))
         slots = torch.full((count,), -1, dtype=torch.int32, device=self.device)
         slots[:kept] = torch.arange(kept, dtype=torch.int32, device=self.device)
         cache, out = self.rows[: kept * width].view(kept, width), self._out[: num_rows * width].view(num_rows, width)
@@ -142,7 +145,7 @@ class DeviceProbes:
         return self._probe("product/device", sizes, lambda: torch.mm(rows, weight))
 
     def backward(self, number: int) -> CostProbe:
-        return self.backward_of(*self._product_shape(number), bool(number % 2))
+        return self.backward_of(*self._product_shape(number), is_either(number))
 
     def backward_of(self, num_rows: int, inner: int, width: int, input_gradient: bool) -> CostProbe:
         rows, weight = self.rows[: num_rows * inner].view(num_rows, inner), self._weight(inner, width)
@@ -208,7 +211,7 @@ class DeviceProbes:
     def samples(self, graphs: Sequence[CSC], numbers: Sequence[int], is_pinned: bool) -> list[CostProbe]:
         made = []
         for number in numbers:
-            csc, fanouts = graphs[number % len(graphs)], FANOUTS[number % len(FANOUTS)]
+            csc, fanouts = graphs[is_either(number)], FANOUTS[number % len(FANOUTS)]
             num_seeds = int(min(spread(number, 0, 64, 8192), csc.num_dst / 4))
             made.append(self.sample_of(csc, fanouts, num_seeds, is_pinned))
         return sorted(made, key=work_of)
@@ -216,7 +219,7 @@ class DeviceProbes:
     def sample_of(self, csc: CSC, fanouts: Sequence[int], num_seeds: int, is_pinned: bool) -> CostProbe:
         """In the device's memory, or in pinned memory that it reads over the bus."""
         structure, on = HopStructure.of(self._placed(csc, is_pinned)), torch.empty(0, device=self.device)
-        seeds = torch.randperm(csc.num_dst, generator=self.generator, device="cpu")[: 4 * num_seeds].split(num_seeds)
+        seeds = self._order(csc)[: 4 * num_seeds].split(num_seeds)
         batches = itertools.count()
 
         def sample() -> tuple[int, int]:
@@ -230,6 +233,12 @@ class DeviceProbes:
         sizes = {"edges": num_edges, "nodes": num_nodes, "hops": len(fanouts), "graph_bytes": size}
         return self._probe("sample/pinned" if is_pinned else "sample/device", sizes, sample, waits=True)
 
+    def _order(self, csc: CSC) -> Tensor:
+        """A graph's nodes in some order, drawn once for all probes."""
+        if id(csc) not in self._orders:  # kept with the graph, as its id is another's later
+            self._orders[id(csc)] = csc, torch.randperm(csc.num_dst, generator=self.generator, device="cpu")
+        return self._orders[id(csc)][1]
+
     def _placed(self, csc: CSC, is_pinned: bool) -> CSC:
         """A graph where it is sampled, copied once for all probes."""
         kept = self._graphs.setdefault((id(csc), is_pinned), [csc])  # with the graph, as its id is another's later
@@ -242,7 +251,7 @@ class DeviceProbes:
         return torch.ones(inner, width, dtype=torch.float32, device=self.device)
 
     def _ids(self, below: int, count: int) -> Tensor:
-        return torch.randint(below, (count,), generator=self.generator, device="cpu").to(self.device)
+        return distinct_ids(count, below, self.generator).to(self.device)
 
     def _probe(
         self, name: str, sizes: Mapping[str, float], call: Callable[[], object], waits: bool = False

@@ -15,16 +15,16 @@ from torch import Tensor
 from gnnsys.graph import EDGE, NODE, Graph
 from gnnsys.ops import CSC, IdTable, gather_rows, spmm
 from gnnsys.planning.costs.operators import CostContext
-from gnnsys.planning.costs.shapes import WIDTHS, listed_width, spread, width_at
+from gnnsys.planning.costs.shapes import WIDTHS, halton, listed_width, spread, width_at
 from gnnsys.planning.costs.timing import CostProbe
 from gnnsys.sampling import NeighborSampler, SampleKey
 
-POINTS = 14  # of each operator
+POINTS, OF_PRODUCTS = 14, 20  # sizes of each operator; of those with three of them more
 ROWS = (1e3, 1e6)
 MOST_EDGES = 2_000_000  # of a sum
 FANOUTS = ((15, 10, 5), (10, 10), (25,), (5, 5, 5), (20, 10))
 _MOST_TABLES = 64
-_VARIANTS = 4  # of the ids of a small gather: the next batch asks for other rows
+_VARIANTS, _DRAWN = 32, 1 << 21  # of ids at most, and of all of them: the next batch asks for other rows
 _MACS_PER_THREAD = 4e8
 _MB = 1 << 20
 
@@ -86,13 +86,16 @@ class HostProbes:
         self.rows = on_host(scale * min(max(4 * context.last_cache, 256 * _MB), 1024 * _MB))
         self._out = on_host(self.rows.nbytes / 2)
         self._pool = pool
+        self._known: dict[int, tuple[Graph, Tensor]] = {}
 
     def all(self, points: int = POINTS, by_width: int = len(WIDTHS)) -> list[CostProbe]:
         """Of every operator, the small sizes first: `points` each, of gathers twice `by_width`, of sums three times."""
         numbers, twice = (range(self.first, self.first + count) for count in (points, 2 * by_width))
         made = [sorted(map(self.gather, twice), key=work_of)]
         made.append(sorted(map(self.spmm, range(self.first, self.first + 3 * by_width)), key=work_of))
-        made += [sorted(map(make, numbers), key=work_of) for make in (self.product, self.backward, self.optimizer)]
+        more = range(self.first, self.first + max(points, points * OF_PRODUCTS // POINTS))
+        made += [sorted(map(make, more), key=work_of) for make in (self.product, self.backward)]
+        made.append(sorted(map(self.optimizer, numbers), key=work_of))
         if self._pool is not None:
             made.append(self.samples(self.graphs(), numbers))
         return [probe for some in made for probe in some]
@@ -109,8 +112,8 @@ class HostProbes:
         table = self.rows[: self.rows.numel() // width * width].view(-1, width)
         num_rows = min(num_rows, table.shape[0])
         out = self._out[: num_rows * width].view(num_rows, width)
-        drawn = torch.randint(table.shape[0], (_VARIANTS, num_rows), generator=self.generator, device="cpu")
-        ids = itertools.cycle(drawn.unbind())
+        batches = [distinct_ids(num_rows, table.shape[0], self.generator) for _ in range(variants(num_rows))]
+        ids = itertools.cycle(batches)
         sizes = {"rows": num_rows, "row_bytes": 4 * width, "table_rows": table.shape[0]}
         return CostProbe("gather/host", sizes, lambda: gather_rows(table, next(ids), out=out))
 
@@ -129,10 +132,21 @@ class HostProbes:
         """The sums of a block, where its rows fit what there is: other rows every time, as of batches."""
         size = csc.num_src * width
         assert size <= self.rows.numel(), "these rows do not fit"
+        if csc.num_src > csc.num_edges + csc.num_dst:
+            return self._sums_of(csc, width)
         first = range(0, self.rows.numel() - size + 1, max(1, size))[:_MOST_TABLES]
         tables = itertools.cycle([self.rows[at : at + size].view(-1, width) for at in first])
         sizes = {"edges": csc.num_edges, "destinations": csc.num_dst, "width": width, "sources": csc.num_src}
         return CostProbe("spmm/host", sizes, lambda: spmm(csc, next(tables), reduce="mean"))
+
+    def _sums_of(self, csc: CSC, width: int) -> CostProbe:
+        """Sums straight from a table: other rows of it every time."""
+        rows = self.rows[: csc.num_src * width].view(-1, width)
+        shape = variants(csc.num_edges), csc.num_edges
+        ids = torch.randint(csc.num_src, shape, generator=self.generator, dtype=torch.int32, device="cpu")
+        batches = itertools.cycle([CSC(csc.indptr, some, csc.num_src) for some in (csc.indices, *ids[1:])])
+        sizes = {"edges": csc.num_edges, "destinations": csc.num_dst, "width": width, "sources": csc.num_src}
+        return CostProbe("spmm/host", sizes, lambda: spmm(next(batches), rows, reduce="mean"))
 
     def _product_shape(self, number: int) -> tuple[int, int, int]:
         inner, width = width_at(number, 1), width_at(number, 2)
@@ -150,7 +164,7 @@ class HostProbes:
 
     def backward(self, number: int) -> CostProbe:
         num_rows, inner, width = self._product_shape(number)
-        return self.backward_of(num_rows, inner, width, bool(number % 2))
+        return self.backward_of(num_rows, inner, width, is_either(number))
 
     def backward_of(self, num_rows: int, inner: int, width: int, input_gradient: bool) -> CostProbe:
         rows = self.rows[: num_rows * inner].view(num_rows, inner)
@@ -176,7 +190,7 @@ class HostProbes:
         assert self._pool is not None
         made = []
         for number in numbers:
-            csc = graphs[number % len(graphs)]
+            csc = graphs[is_either(number)]
             fanouts = FANOUTS[number % len(FANOUTS)]
             num_seeds = int(min(spread(number, 0, 64, max(128, self._scale * 8192)), csc.num_dst / 4))
             made.append(self.sample_of(csc, fanouts, num_seeds))
@@ -184,8 +198,9 @@ class HostProbes:
 
     def sample_of(self, csc: CSC, fanouts: Sequence[int], num_seeds: int) -> CostProbe:
         assert self._pool is not None
-        seeds = torch.randperm(csc.num_dst, generator=self.generator, device="cpu")[: 4 * num_seeds].split(num_seeds)
-        sampler = NeighborSampler(Graph({NODE: csc.num_dst}, {EDGE: csc}), list(fanouts))
+        graph, order = self._graph_of(csc)
+        seeds = order[: 4 * num_seeds].split(num_seeds)
+        sampler = NeighborSampler(graph, list(fanouts))
         found = sampler.sample({NODE: seeds[0]}, key=SampleKey())
         sizes = {
             "edges": sum(found.num_sampled_edges[EDGE]),
@@ -200,6 +215,13 @@ class HostProbes:
             sampler.sample({NODE: seeds[batch % len(seeds)]}, key=SampleKey(0, 0, batch))
 
         return CostProbe("sample/host", sizes, self._pool.on_all(sample), share=self._pool.count)
+
+    def _graph_of(self, csc: CSC) -> tuple[Graph, Tensor]:
+        """What all samples of a structure share, as both take long to make: the graph, and its nodes in some order."""
+        if id(csc) not in self._known:  # which keeps the structure, so that its id is nobody else's
+            order = torch.randperm(csc.num_dst, generator=self.generator, device="cpu")
+            self._known[id(csc)] = Graph({NODE: csc.num_dst}, {EDGE: csc}), order
+        return self._known[id(csc)]
 
 
 class SamplingThreads:
@@ -244,9 +266,31 @@ def sampling_threads(count: int) -> Iterator[SamplingThreads]:
         torch.set_num_threads(before)
 
 
+def distinct_ids(count: int, below: int, generator: torch.Generator) -> Tensor:
+    """Any `count` rows of a table in no order, none twice, as a batch has them: one of each part of the table."""
+    assert count <= below, "a table has no more rows"
+    bounds = (
+        torch.arange(count + 1, dtype=torch.int64, device="cpu").mul_(below).div_(max(1, count), rounding_mode="floor")
+    )
+    drawn = torch.rand(count, dtype=torch.float64, generator=generator, device="cpu")
+    ids = drawn.mul_(bounds[1:] - bounds[:-1]).long().add_(bounds[:-1])
+    return ids[torch.randperm(count, generator=generator, device="cpu")]
+
+
+def variants(count: int) -> int:
+    """Of `count` ids: enough for a measurement to meet none of them again, where they are few; two at least."""
+    return max(2, min(_VARIANTS, _DRAWN // max(1, count)))
+
+
 def is_straight(number: int) -> bool:
     """Whether rows are summed straight from a table that has more than a batch asks for: a third, of all widths."""
     return (number + number // len(WIDTHS)) % 3 == 0
+
+
+def is_either(number: int) -> bool:
+    """One of two kinds, about as many of each among small sizes as among large ones: every other number would not do,
+    as all odd ones have few rows."""
+    return halton(number, 3) >= 0.5
 
 
 def width_of(number: int, first: int) -> int:

@@ -10,7 +10,6 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -20,11 +19,9 @@ from gnnsys.planning.costs.operators import CostContext, Operator, find_operator
 
 _VERSION = 1
 _ROUNDS = 2  # in which points far from all others come to count less
-_WORTH = 0.95  # of a simpler sum's leave-one-out error, for a longer sum to be taken
+_WORTH = 0.95  # of a simpler sum's leave-one-out error, for a longer one to be taken
 _CLOSE = 0.05  # relative error, up to which points count alike
-_MOST_TERMS = 9
 _ENOUGH = 8  # points, to choose by
-_MOST_LEVERAGE = 0.999
 
 
 @dataclass(frozen=True)
@@ -153,38 +150,16 @@ def _fit(operator: Operator, seen: Sequence[Observation], context: CostContext) 
 
 
 def _choose(columns: Array, basic: Sequence[int]) -> list[int]:
-    """Which quantities to sum: the basic ones, and then whichever lowers the leave-one-out error most, while it is
-    worth it, less those that have become of no use.
+    """Which quantities to sum: all of them, or the basic ones where that tells points that were left out better.
 
-    A point that is left out is taken not to change which coefficients are above zero. Then its error is that of the
-    whole fit, divided by 1 - h, where h is its leverage. `_left_out` tells the error of what was chosen, fit by fit.
+    No search among the sums in between. Coefficients that may not be negative are few of themselves, as least squares
+    leaves most of them at zero; and a search over a dozen quantities finds one that fits what noise there is.
     """
-    chosen = list(basic)
-    best = _quick_error(columns[:, chosen])
-    most = min(_MOST_TERMS, len(columns) - 2)
-    while len(chosen) < most:
-        others = [at for at in range(columns.shape[1]) if at not in chosen]
-        for count in (1, 2):  # two at once where one alone is not worth it
-            tried = [(_quick_error(columns[:, [*chosen, *more]]), more) for more in combinations(others, count)]
-            error, more = min(tried, default=(math.inf, ()))
-            if error < _WORTH**count * best and len(chosen) + count <= most:
-                break
-        else:
-            break
-        chosen += more
-        best = error
-    solution = nonnegative_least_squares(columns[:, chosen], np.ones(len(columns)))
+    whole = list(range(columns.shape[1]))
+    errors = [_left_out(columns[:, some], []).mean() for some in (whole, basic)]
+    chosen = whole if errors[0] < _WORTH * errors[1] else list(basic)
+    solution = _robust(columns[:, chosen])
     return [at for at, value in zip(chosen, solution, strict=True) if value > 0] or list(basic)
-
-
-def _quick_error(columns: Array) -> float:
-    solution = nonnegative_least_squares(columns, np.ones(len(columns)))
-    used = columns[:, (solution > 0) & (columns.max(axis=0) > 0)]
-    if used.shape[1] == 0:
-        return 1.0
-    orthogonal, _ = np.linalg.qr(used / used.max(axis=0))
-    leverage = np.minimum((orthogonal**2).sum(axis=1), _MOST_LEVERAGE)
-    return float(np.mean(np.abs(1.0 - columns @ solution) / (1.0 - leverage)))
 
 
 def _solve(columns: Array, widths: Sequence[str]) -> tuple[Array, dict[str, float]]:

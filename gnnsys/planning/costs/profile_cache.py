@@ -19,6 +19,7 @@ from gnnsys.planning.costs.facts import facts_of, gpu_of
 from gnnsys.planning.costs.profile import MachineProfile, ProfiledMachine
 from gnnsys.planning.costs.profiling import BUDGET_SECONDS, profile_machine
 
+_CONTENTS = 2  # one more whenever other things are measured, or quantities mean something else: then all measure again
 _PATIENCE = 3  # times what a profile takes
 _LOOK_AGAIN = 0.05  # seconds
 
@@ -88,5 +89,6 @@ def profile_path(facts: ProfiledMachine) -> Path:
     """The file of a machine's profile, in `XDG_CACHE_HOME` or `~/.cache`."""
     home = os.environ.get("XDG_CACHE_HOME", "")
     root = Path(home) if os.path.isabs(home) else Path.home() / ".cache"
-    name = hashlib.sha256(json.dumps(asdict(facts), sort_keys=True).encode()).hexdigest()[:16]
+    named_by = json.dumps({**asdict(facts), "contents": _CONTENTS}, sort_keys=True)
+    name = hashlib.sha256(named_by.encode()).hexdigest()[:16]
     return root / "gnnsys" / "profiles" / f"{name}.json"

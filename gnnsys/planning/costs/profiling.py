@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -41,6 +43,8 @@ def profile_machine(
     device = gpu_of(device)
     context = context_of(device, threads)
     on_device = nullcontext() if device is None else torch.cuda.device(device)
+    optimizers = threading.Thread(target=importlib.import_module, args=("torch._dynamo",))  # seconds, at the first step
+    optimizers.start()
     with on_device, compute_threads(threads), sampling_threads(threads) as pool, torch.no_grad():
         room = _HOST_SHARE * MemoryBudget.of("cpu").left() / _HOST_BYTES
         scale = min(1.0, budget_seconds / _FULL_SECONDS)
@@ -50,6 +54,7 @@ def profile_machine(
         if there is not None:
             probes += there.all()
         for_pairs = _FOR_PAIRS * budget_seconds
+        optimizers.join()
         deadline = began + budget_seconds - for_pairs - min(_RESERVE, 0.1 * budget_seconds)
         seen = time_probes(probes, deadline, ProbeTimer(device, clock))
         pairs = measure_pairs(_of_pairs(host, there), HOST_PAIRS + DEVICE_PAIRS, for_pairs, threads)

@@ -6,9 +6,11 @@ times.
 
 from __future__ import annotations
 
+import gc
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +23,7 @@ _MOST_CALLS = 16  # in one measurement
 _ROUNDS, _MOST_ROUNDS = 4, 9  # as many as sizes are chosen for; more where time is left
 _GENEROUS = 2.0  # times an even share of the time, as most operators need less
 _FEWEST = 6  # sizes of an operator that stay, however slow they are
+_MOST_FILLS = 64  # before a call on a device: some milliseconds
 
 
 @dataclass
@@ -38,6 +41,7 @@ class CostProbe:
     share: int = 1
     seconds: list[float] = field(default_factory=list)
     calls: int = 1  # of a measurement
+    fills: int = 1  # before it, on a device: as many as keep the device busy until the whole call is queued
 
 
 class ProbeTimer:
@@ -64,15 +68,24 @@ class ProbeTimer:
         return (self.clock() - began) / (probe.calls * probe.share)
 
     def _on_device(self, probe: CostProbe) -> float:
-        """The fill empties the caches, and keeps the device busy while the call is queued behind it."""
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        """Fills empty the caches, and keep the device busy while the call is queued behind them.
+
+        Where the device is through with them before the last kernel is queued, it waits for the host, and what was
+        measured is the host: more fills, and again.
+        """
         assert self._flush is not None
-        self._flush.zero_()
-        start.record()
-        probe.call()
-        end.record()
-        end.synchronize()
-        return 1e-3 * start.elapsed_time(end) / probe.share
+        while True:
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            for _ in range(probe.fills):
+                self._flush.zero_()
+            start.record()
+            probe.call()
+            end.record()
+            has_begun = start.query()
+            end.synchronize()
+            if not has_begun or probe.fills >= _MOST_FILLS:
+                return 1e-3 * start.elapsed_time(end) / probe.share
+            probe.fills *= 2
 
 
 def time_probes(probes: Sequence[CostProbe], deadline: float, timer: ProbeTimer) -> list[Observation]:
@@ -81,14 +94,33 @@ def time_probes(probes: Sequence[CostProbe], deadline: float, timer: ProbeTimer)
     Sizes that would take too long are left out first: each operator has its share of the time.
     """
     kept = _warm_up(probes, deadline, timer)
+    with _no_collection():
+        _take_turns(kept, deadline, timer)
+    return [Observation(p.operator, p.sizes, _figure(p.seconds)) for p in kept]
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Without Python's collector, which takes as long as a small call does."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _take_turns(kept: Sequence[CostProbe], deadline: float, timer: ProbeTimer) -> None:
     order, turn, longest = random.Random(0), 0, 0.0
     while turn < _MOST_ROUNDS and (turn == 0 or time.perf_counter() + longest < deadline):
         began = time.perf_counter()
-        for probe in order.sample(kept, len(kept)):  # another before it in every round
+        shuffled = order.sample(kept, len(kept))  # another before it in every round
+        for probe in sorted(shuffled, key=lambda probe: probe.device is not None):  # no clock falls while a GPU waits
             probe.call()  # not measured: what came before has left its own code in caches, and its memory to be reused
             probe.seconds.append(timer.once(probe))
         turn, longest = turn + 1, max(longest, time.perf_counter() - began)
-    return [Observation(p.operator, p.sizes, _figure(p.seconds)) for p in kept]
 
 
 def _figure(seconds: Sequence[float]) -> float:
@@ -113,7 +145,8 @@ def _warm_up(probes: Sequence[CostProbe], deadline: float, timer: ProbeTimer) ->
             probe.call()  # makes what later calls find: buffers, code, threads
             seconds = timer.once(probe)
             on_host = probe.device is None or probe.waits
-            probe.calls = max(1, min(_MOST_CALLS, int(_LEAST_SECONDS / max(seconds, 1e-7)))) if on_host else 1
+            each = max(probe.share * seconds, 1e-7)  # seconds of one `call`
+            probe.calls = max(1, min(_MOST_CALLS, int(_LEAST_SECONDS / each))) if on_host else 1
             kept.append(probe)
-            spent, count = spent + time.perf_counter() - began + (probe.calls - 1) * seconds, count + 1
+            spent, count = spent + time.perf_counter() - began + (probe.calls - 1) * each, count + 1
     return kept

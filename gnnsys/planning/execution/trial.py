@@ -1,7 +1,7 @@
 """Ways in turn, over the first batches of training: which one makes a batch, and what each takes.
 
 Turns are short and every way has several, one in each round, so that whatever else the machine does meets all of them.
-Ways that take several times as long as another have no more turns: trying them costs what they take.
+Ways that take much longer than another have no more turns: trying them costs what they take.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-WARM = 5  # batches at the beginning of a turn that are not measured: they fill the pipeline
-MEASURED = 8
+WARM = 8  # batches at the beginning of a turn that are not measured: several threads make the first ones at once
+MEASURED = 12
 ROUNDS = 3
 MOST_ROUNDS = 6  # where the fastest way and the first one are hard to tell apart
 _BETTER = 0.98  # of the time of the first way, to be worth leaving it
 _ALIKE = 1.03  # times the fastest: of ways that close to each other the simplest one, which is named first
-_HOPELESS = {1: 4.0, 2: 2.0}  # how many times as long as the best, after so many rounds
+_HOPELESS = {1: 3.0, 2: 1.5}  # how many times as long as the best, after so many rounds
+_NEAR = 2.0  # times what a batch takes by now: ways that took no longer may have become the fastest
 
 
 @dataclass
@@ -158,7 +159,7 @@ class WayTrial:
     def near(self, seconds: float) -> list[int]:
         """Ways that might take `seconds` by now: measured at no more than twice that, or not measured yet."""
         medians = {way: self.median(way) for way in range(self.num_ways) if way not in self.refused}
-        return [way for way, median in medians.items() if median is None or median <= min(_HOPELESS.values()) * seconds]
+        return [way for way, median in medians.items() if median is None or median <= _NEAR * seconds]
 
     def to_json(self) -> dict[str, Any]:
         """How far it is."""

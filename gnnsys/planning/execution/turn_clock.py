@@ -3,70 +3,87 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 import torch
 
+Mark = float | torch.cuda.Event
+
+
+@dataclass(frozen=True)
+class MeasuredTurn:
+    """The ends of some intervals between two batches, and how many batches these are."""
+
+    ends: tuple[tuple[Mark, Mark], ...]
+    num_batches: int
+
+    def seconds(self) -> float | None:
+        """That a batch took, once a device has come so far, which is waited for. None for a clock that stood still."""
+        total = sum(_between(first, last) for first, last in self.ends)
+        return total / self.num_batches if total > 0 else None
+
+
+def _between(first: Mark, last: Mark) -> float:
+    if isinstance(first, torch.cuda.Event):
+        assert isinstance(last, torch.cuda.Event)
+        last.synchronize()
+        return 1e-3 * first.elapsed_time(last)
+    assert isinstance(last, float)
+    return last - first
+
 
 class TurnClock:
-    """Loading is the time in `next`, training the time until the next one; both are averaged by themselves.
+    """Marks the moments at which batches are given out: from one to the next a batch is trained on and another loaded.
 
-    So a batch behind which an epoch ends counts with its loading alone. At both ends of a turn a GPU is waited for;
-    many batches need no such wait (`waits=False`).
+    On a GPU a mark is an event in the order of its work, so nothing is waited for while batches are made and trained
+    on: whoever waits has loading run ahead meanwhile, and finds it faster than it is. `by_host` takes the host's clock,
+    for so many batches that what a device has queued does not matter. An interval in which an epoch ends is left out.
     """
 
     def __init__(self, device: torch.device | None) -> None:
         self._device = device
         self._is_gpu = device is not None and device.type == "cuda"
-        self._entered = 0.0
-        self._left: float | None = None
         self._skips = False
         self.forget()
 
     def forget(self) -> None:
         """Measures nothing until the next `begin`."""
         self.is_measuring = False
-        self._loading: list[float] = []
-        self._training: list[float] = []
+        self._pieces: list[list[Mark]] = []
+        self.num_batches = 0
 
-    def begin(self, *, waits: bool = True) -> None:
-        """The batches from here on count."""
+    def begin(self, *, by_host: bool = False) -> None:
+        """The batches behind the one that was just given out count."""
         self.forget()
-        self.is_measuring = True
-        self._left = self._now(waits)
+        self.is_measuring, self._by_host, self._skips = True, by_host or not self._is_gpu, False
+        self._pieces = [[self._mark()]]
 
     def skip(self) -> None:
-        """What happens until the next batch is asked for is no training."""
+        """What happens until the next batch is given out is no training."""
         self._skips = True
 
-    def enter(self) -> None:
-        """The user asks for a batch."""
-        self._entered = time.perf_counter()
-        if self.is_measuring and self._left is not None and not self._skips:
-            self._training.append(self._entered - self._left)
-        self._skips = False
+    def tick(self) -> None:
+        """The user is given a batch."""
+        if not self.is_measuring:
+            return
+        self.num_batches += 1
+        if self._skips:
+            self._pieces.append([])
+            self._skips = False
+        self._pieces[-1].append(self._mark())
 
-    def leave(self) -> None:
-        """The user has a batch."""
-        self._left = time.perf_counter()
-        if self.is_measuring:
-            self._loading.append(self._left - self._entered)
-
-    @property
-    def num_batches(self) -> int:
-        """That count so far."""
-        return len(self._loading)
-
-    def end(self, num_batches: int, *, waits: bool = True) -> float | None:
-        """Seconds a batch took; None unless so many were measured, and training was, which ends of epochs hide."""
-        if len(self._loading) != num_batches or not self._training or self._left is None:
-            self.forget()
-            return None
-        self._loading[-1] += self._now(waits) - self._left
-        seconds = sum(self._loading) / len(self._loading) + sum(self._training) / len(self._training)
+    def end(self, num_batches: int) -> MeasuredTurn | None:
+        """What was measured; None unless it is of so many batches, and ends of epochs hide less than half of them."""
+        pieces, is_whole = self._pieces, self.num_batches == num_batches
         self.forget()
-        return seconds if seconds > 0 else None
+        count = sum(len(piece) - 1 for piece in pieces)
+        if not is_whole or 2 * count < num_batches or count < 1:
+            return None
+        return MeasuredTurn(tuple((piece[0], piece[-1]) for piece in pieces if len(piece) > 1), count)
 
-    def _now(self, waits: bool) -> float:
-        if waits and self._is_gpu:
-            torch.cuda.synchronize(self._device)
-        return time.perf_counter()
+    def _mark(self) -> Mark:
+        if self._by_host:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event

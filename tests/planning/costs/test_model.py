@@ -15,7 +15,7 @@ from gnnsys.planning.costs.shapes import WIDTHS, halton, listed_width, spread
 CONTEXT = CostContext(threads=4, multiprocessors=100)
 PLANTED = {  # seconds per unit of quantities, as a machine might have them
     "spmm/host": {"call": 2e-5, "elements": 2e-10, "far lines": 5e-9, "written": 1e-10},
-    "product/device": {"call": 1e-5, "padded macs": 3e-14, "read": 5e-13},
+    "product/device": {"call": 1e-5, "padded 128x64": 3e-14, "read": 5e-13},
     "gather/bus": {"call": 2e-5, "sectors": 6e-10},
     "gather/cached": {"call": 1e-5, "hit bytes": 1e-12, "missed sectors": 6e-10},
     "sample/host": {"hops": 1e-4, "edges": 2e-8, "nodes": 3e-8},
@@ -43,8 +43,8 @@ def observed(operator: str, count: int, noise: float, seed: int = 0) -> list[Obs
 
 
 @pytest.mark.parametrize("operator", PLANTED)
-def test_other_sizes_are_predicted_from_a_dozen_noisy_ones(operator: str):
-    model = CostModel.fit(observed(operator, 16, noise=0.02), CONTEXT)
+def test_other_sizes_are_predicted_from_as_many_noisy_ones_as_a_profile_has(operator: str):
+    model = CostModel.fit(observed(operator, 36 if OPERATORS[operator].by_width else 16, noise=0.02), CONTEXT)
     apart = [
         abs(model.seconds(operator, **seen.sizes) / seen.seconds - 1)
         for seen in observed(operator, 100, noise=0.0, seed=1)

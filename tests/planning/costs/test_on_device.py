@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
+import time
 
 import pytest
 import torch
 
 from gnnsys.ops import HAS_CUDA_KERNELS
-from gnnsys.planning import CostContext, DeviceProbes, profile_machine
+from gnnsys.planning import CostContext, CostProbe, DeviceProbes, ProbeTimer, profile_machine, time_probes
 from gnnsys.planning.costs.host_probes import random_graph
 from gnnsys.planning.costs.operators import OPERATORS
 
@@ -37,3 +38,20 @@ def test_samples_are_of_the_graph_wherever_it_lies():
         assert probe.sizes["nodes"] > 10 and 0 < probe.sizes["edges"] <= 10 * 3 + 30 * 2
         num_edges, num_nodes = probe.call()
         assert 0 < num_edges <= 90 and num_nodes <= 100
+
+
+def test_the_time_in_which_the_host_queues_a_call_is_not_the_devices():
+    """Two small kernels, and between them a millisecond of the host's: the device has enough to do meanwhile."""
+    device = torch.device("cuda", 0)
+    small = torch.ones(1024, device=device)
+
+    def slow_to_queue() -> None:
+        small.add_(1.0)
+        until = time.perf_counter() + 1e-3
+        while time.perf_counter() < until:
+            pass
+        small.add_(1.0)
+
+    probe = CostProbe("launch/device", {"calls": 2}, slow_to_queue, device)
+    (seen,) = time_probes([probe], time.perf_counter() + 1.0, ProbeTimer(device))
+    assert seen.seconds < 2e-4 and probe.fills > 1

@@ -24,8 +24,9 @@ from gnnsys.planning import (
 from gnnsys.planning.costs import __main__ as command
 from gnnsys.planning.costs import pairs, profile_cache, timing
 from gnnsys.planning.costs.facts import _host_caches, facts_of
-from gnnsys.planning.costs.host_probes import random_block, random_graph
+from gnnsys.planning.costs.host_probes import distinct_ids, is_either, random_block, random_graph, variants
 from gnnsys.planning.costs.operators import OPERATORS
+from gnnsys.planning.costs.shapes import halton
 from gnnsys.planning.costs.timing import CostProbe, ProbeTimer, time_probes
 
 HOST = {name for name in OPERATORS if name.endswith("/host")}
@@ -92,6 +93,17 @@ def test_a_kept_profile_of_another_machine_is_not_taken(cache: Path):
     assert profile_cache.cached_profile(other) is None
 
 
+def test_a_profile_whose_quantities_meant_something_else_is_not_taken(cache: Path, monkeypatch: pytest.MonkeyPatch):
+    facts = facts_of(None, 1)
+    cache.mkdir(parents=True)
+    described = profile_cache.MachineProfile.from_rates(cores=1, host_gbs_per_core=1.0, host_gflops_per_core=1.0)
+    older = replace(described, machine=facts)
+    older.save(profile_cache.profile_path(facts))
+    assert profile_cache.cached_profile(facts) == older
+    monkeypatch.setattr(profile_cache, "_CONTENTS", profile_cache._CONTENTS + 1)
+    assert profile_cache.cached_profile(facts) is None
+
+
 def test_without_a_folder_of_its_own_the_cache_is_in_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("HOME", str(tmp_path))
     for said in ("", "relative"):  # which XDG's rules say to leave aside
@@ -147,6 +159,27 @@ def test_probes_of_a_device_can_be_called_on_the_host_too():
     assert turned.call().num_edges == 500 and turned.call().num_dst == turned.sizes["nodes"]
 
 
+def test_a_batch_asks_for_no_row_twice_and_the_next_one_for_others():
+    draw = torch.Generator("cpu").manual_seed(0)
+    for count, below in ((0, 10), (1, 1), (10, 10), (1000, 1003), (500, 10**9)):
+        ids = distinct_ids(count, below, draw)
+        assert ids.unique().numel() == ids.numel() == count
+        assert count == 0 or (int(ids.min()) >= 0 and int(ids.max()) < below)
+    assert not torch.equal(ids, ids.sort()[0]) and not torch.equal(ids, distinct_ids(500, 10**9, draw))
+    assert [variants(count) for count in (10, 1 << 16, 1 << 17, 1 << 19, 1 << 30)] == [32, 32, 16, 4, 2]
+
+
+def test_kinds_are_spread_over_all_sizes():
+    """Were all large products without a gradient for their rows, nobody could tell the gradient from the size."""
+    for first in (0, 100):
+        for count in (14, 20):
+            numbers = range(first, first + count)
+            small = [is_either(number) for number in numbers if halton(number, 0) < 0.5]
+            large = [is_either(number) for number in numbers if halton(number, 0) >= 0.5]
+            for some in (small, large):
+                assert 0.2 <= sum(some) / len(some) <= 0.8
+
+
 def test_random_graphs_are_whole_and_their_sources_crowd_where_they_are_to():
     draw = torch.Generator("cpu").manual_seed(0)
     even, crowded = (random_graph(1000, 20_000, skew, draw) for skew in (1.0, 3.0))
@@ -174,6 +207,19 @@ def test_sizes_that_take_too_long_are_left_out_but_for_a_few():
     seen = time_probes(probes, deadline=0.0, timer=ProbeTimer())
     assert [one.sizes["bytes"] for one in seen] == list(range(6))
     assert all(len(probe.seconds) == 1 for probe in probes[:6])
+
+
+def test_a_call_that_makes_many_at_once_is_long_enough_by_itself():
+    """The clock says 3 ms for a call of 16: no measurement needs a second one; of a short call it takes several."""
+    ticks = itertools.count()
+    probes = [CostProbe("copy/up", {"bytes": n}, lambda: None, share=n) for n in (1, 16)]
+    timer = ProbeTimer(clock=lambda: 3e-3 * next(ticks))
+    assert [one.seconds for one in time_probes(probes, 0.0, timer)] == pytest.approx([3e-3, 3e-3 / 16])
+    assert [probe.calls for probe in probes] == [1, 1]
+    short = CostProbe("copy/up", {"bytes": 1}, lambda: None)
+    ticks = itertools.count()
+    time_probes([short], 0.0, ProbeTimer(clock=lambda: 1e-3 * next(ticks)))
+    assert short.calls == 2
 
 
 def test_pairs_are_called_alone_and_beside_each_other():
