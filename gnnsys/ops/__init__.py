@@ -37,7 +37,7 @@ from gnnsys.ops.dropout import dropout_rows
 from gnnsys.ops.generate import class_features, planted_edges, planted_labels, random_permutation, rmat_edges
 from gnnsys.ops.guided import sample_guided
 from gnnsys.ops.hops import HopRelation, HopStructure, JoinedParts, sample_hops
-from gnnsys.ops.host_products import HostMultiplier
+from gnnsys.ops.host_products import HostMultiplier, whole_table
 from gnnsys.ops.induced import InnerEdges, draw_below, edges_within, induced_coo
 from gnnsys.ops.labor import normalize_rows, sample_labor, sample_labor_importance, source_words
 from gnnsys.ops.late_rows import LateRows
@@ -230,6 +230,7 @@ __all__ = [
     "told_workspaces",
     "traffic_matrix",
     "update_rows",
+    "whole_table",
     "widen_rows",
     "workspace_bytes",
 ]

@@ -17,6 +17,7 @@ from torch import Tensor
 
 _CHUNK_BYTES = 32 << 20  # with fewer rows, packing the weights for each chunk takes as long as the product
 _MOST_OF_IT = 0.7  # of the table's rows: gathering them takes longer than to multiply the others as well
+_HALF_OF_IT = 0.5  # the same, where all rows are read anyway
 R = TypeVar("R")
 
 
@@ -34,6 +35,17 @@ def _segments(counts: Sequence[int]) -> Iterator[_Segment]:
     for end in sorted({count for count in counts if count > 0}):
         yield _Segment(begin, end, [i for i, count in enumerate(counts) if count >= end])
         begin = end
+
+
+def whole_table(counts: Sequence[float], num_rows: float) -> list[int]:
+    """Which weights a whole table is multiplied by, where each is to multiply so many of its rows.
+
+    >>> whole_table([80, 60], 100), whole_table([60, 60], 100)
+    ([0, 1], [])
+    """
+    if not any(0 < count >= _MOST_OF_IT * num_rows for count in counts):
+        return []
+    return [i for i, count in enumerate(counts) if 0 < count >= _HALF_OF_IT * num_rows]
 
 
 def _without(counts: Sequence[int], some: Sequence[int]) -> list[int]:
@@ -104,7 +116,7 @@ class HostMultiplier:
             torch.empty(count, weight.shape[0], dtype=weight.dtype, device="cpu", pin_memory=pin)
             for weight, count in zip(weights, counts, strict=True)
         ]
-        whole = self._whole(counts)
+        whole = whole_table(counts, self.table.shape[0])
         if whole:
             products = self.table @ torch.cat([weights[i] for i in whole]).t()
             for i, product in zip(whole, products.split([weights[i].shape[0] for i in whole], 1), strict=True):
@@ -125,7 +137,7 @@ class HostMultiplier:
     def _sum_gradients(self, ids: Tensor, grads: Sequence[Tensor], counts: Sequence[int], pin: bool) -> list[Tensor]:
         features = self.table.shape[1]
         found = [torch.zeros(grad.shape[1], features, dtype=grad.dtype, device="cpu", pin_memory=pin) for grad in grads]
-        whole = self._whole(counts)
+        whole = whole_table(counts, self.table.shape[0])
         if whole:
             widths = [grads[i].shape[1] for i in whole]
             by_row = grads[whole[0]].new_zeros(self.table.shape[0], sum(widths))
@@ -144,10 +156,6 @@ class HostMultiplier:
                 for i, part in zip(whose, total.split(widths), strict=True):
                     found[i] += part
         return found
-
-    def _whole(self, counts: Sequence[int]) -> list[int]:
-        """Weights that most of the table is multiplied by."""
-        return [i for i, count in enumerate(counts) if count and count >= _MOST_OF_IT * self.table.shape[0]]
 
     def _chunks(self, ids: Tensor, begin: int, end: int) -> Iterator[tuple[int, int, Tensor]]:
         """First, last and rows of each chunk, in a buffer of this thread's."""

@@ -198,3 +198,27 @@ def test_a_report_is_a_table_and_json_has_the_same(tmp_path):
 def test_profiles_in_the_documentation_are_of_the_figures(name):
     kept = MachineProfile.load(FOLDER / f"{name}.json")
     assert kept.to_json() == json.loads(json.dumps(PROFILES[name]().to_json())), "python -m tests.planning.machines"
+
+
+def _wide_batch(kind, features, hidden, num_nodes):
+    first = LayerSize(34_000, 20_000, 495_000)
+    batch = BatchSizes((first, LayerSize(20_000, 4_000, 60_000)), 495_000, num_nodes=num_nodes)
+    return choose_for_batches(h200(), ModelShape(kind, (features, hidden, 5)), batch, GraphBytes(8e6, 100e9), 4e9)
+
+
+def test_wide_rows_and_a_narrow_layer_are_multiplied_by_the_host_for_some_batches_and_never_narrow_rows():
+    chosen = _wide_batch("gcn", 8_415, 16, 34_493).chosen
+    assert any(name.startswith(TRANSFORM) for name in chosen.pattern), "bus and cores share the batches"
+    for features, hidden in ((100, 256), (1_024, 256)):
+        chosen = _wide_batch("gcn", features, hidden, 34_493).chosen
+        assert not any(name.startswith(TRANSFORM) for name in (chosen.name, *chosen.pattern))
+
+
+def test_rows_are_not_gathered_where_a_batch_has_most_of_them():
+    slow, fast = (
+        next(
+            one.seconds for one in _wide_batch("gcn", 8_415, 16, num_nodes).estimates if one.name.startswith(TRANSFORM)
+        )
+        for num_nodes in (1_000_000, 34_493)
+    )
+    assert slow > 1.8 * fast

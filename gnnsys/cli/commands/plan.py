@@ -228,7 +228,8 @@ def _sampled(args: argparse.Namespace, graph: Graph, model: ModelShape, given: _
         raise ValueError(f"{args.source!r} has no nodes to train on")
     total_nodes, total_edges = float(torch.stack(nodes).sum()), float(torch.stack(edges).sum())
     found = BatchSizes.of_hops(torch.stack(nodes).mean(0).tolist(), torch.stack(edges).mean(0).tolist())
-    return replace(found, hit_rate=hits / total_nodes, edge_hit_rate=edge_hits / max(1.0, total_edges))
+    edge_hit_rate = edge_hits / max(1.0, total_edges)
+    return replace(found, hit_rate=hits / total_nodes, edge_hit_rate=edge_hit_rate, num_nodes=given.nodes)
 
 
 def _compare(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from gnnsys.planning.execution.rules import BatchSizes
 
@@ -29,7 +30,7 @@ def expected_sizes(num_nodes: float, num_edges: float, fanouts: Sequence[int], b
         nodes.append(new)
         edges.append(drawn)
         known += new
-    return BatchSizes.of_hops(nodes, edges)
+    return replace(BatchSizes.of_hops(nodes, edges), num_nodes=num_nodes)
 
 
 def _drawn(degree: float, fanout: int) -> float:

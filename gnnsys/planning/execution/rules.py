@@ -10,10 +10,12 @@ All but the first are legal where the reduction is linear and rows are constant.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from gnnsys.ops import whole_table
 from gnnsys.planning.execution.model_shape import (
     AGGREGATE,
     KINDS,
@@ -37,12 +39,14 @@ EDGE_BYTES, NODE_BYTES = 8, 8  # of sampled structure: an id each
 @dataclass(frozen=True)
 class BatchSizes:
     """`layers`, the first one first; `sampled_edges`, each once. A device cache has `hit_rate` of the input rows and
-    `edge_hit_rate` of the first layer's edges, which is more where rows are cached that many edges begin at."""
+    `edge_hit_rate` of the first layer's edges, which is more where rows are cached that many edges begin at. The graph
+    has `num_nodes`, where that is known."""
 
     layers: tuple[LayerSize, ...]
     sampled_edges: float
     hit_rate: float = 0.0
     edge_hit_rate: float | None = None
+    num_nodes: float | None = None
 
     @classmethod
     def of_hops(cls, nodes: Sequence[float], edges: Sequence[float], hit_rate: float = 0.0) -> BatchSizes:
@@ -188,15 +192,20 @@ def _sums(
 def _pre_transform(
     made: OperationList, kind: LayerKind, model: ModelShape, batch: BatchSizes, sampled: After, *, is_host_sample: bool
 ) -> None:
-    """Rows are gathered as they are multiplied, a few at a time: for the product, and again for the gradient."""
+    """Rows are gathered as they are multiplied, a few at a time: for the product, and again for the gradient. Where a
+    batch has most of a graph's rows, all of these are multiplied as they lie."""
     first, (features, width) = batch.layers[0], model.widths[:2]
     sizes = [first.sources] + [first.destinations] * (kind.products - 1)
+    num_nodes = math.inf if batch.num_nodes is None else batch.num_nodes
+    whole = whole_table(sizes, num_nodes)
+    multiplied = [num_nodes if i in whole else rows for i, rows in enumerate(sizes)]
+    gathered = max((rows for i, rows in enumerate(sizes) if i not in whole), default=0.0)
     weights = kind.products * FLOAT * features * width
     product_bytes, row_bytes = FLOAT * width * sum(sizes), FLOAT * features
     ids = sampled if is_host_sample else _ids_down(made, batch, sampled)
     here = (*ids, *made.add("copy/down", DOWN, (), needs_weights=True, bytes=weights))
-    here = made.add("gather/host", CORES, here, rows=first.sources, row_bytes=row_bytes)
-    for rows in sizes:
+    here = made.add("gather/host", CORES, here, rows=gathered, row_bytes=row_bytes)
+    for rows in multiplied:
         here = made.add("product/host", CORES, here, rows=rows, inner=features, width=width)
     step = (*made.add("copy/up", UP, here, bytes=product_bytes), *_structure_there(made, batch, sampled))
     step = made.sums(first.summed_edges(kind), first.destinations, width, step, sources=first.sources)
@@ -209,8 +218,8 @@ def _pre_transform(
         )  # fmt: skip
     step = made.sums(first.summed_edges(kind), first.sources, width, step, sources=first.destinations)  # backward
     back = made.add("copy/down", DOWN, step, bytes=product_bytes)
-    back = made.add("gather/host", CORES, back, rows=first.sources, row_bytes=row_bytes)
-    for rows in sizes:
+    back = made.add("gather/host", CORES, back, rows=gathered, row_bytes=row_bytes)
+    for rows in multiplied:
         back = made.add("backward/host", CORES, back, rows=rows, inner=features, width=width, input_gradient=0)
     step = made.add("copy/up", UP, back, bytes=weights)
     made.add("optimizer/device", GPU, step, parameters=model.num_parameters)
