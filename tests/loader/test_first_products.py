@@ -152,6 +152,20 @@ def test_dropout_on_rows_is_no_such_way_and_the_loader_says_so():
     assert "not possible: rows were asked for" in plan.report()
 
 
+@pytest.mark.parametrize("kind, forward", [(GraphSAGE, trimmed), (GCN, whole), (GIN, trimmed)])
+def test_autocast_and_layers_with_hooks_take_the_rows_themselves(kind, forward):
+    graph, outputs = graph_of(torch.float32), []
+    for pattern in (ALL, None):
+        model = model_of(kind, torch.float32)
+        batches = batches_of(loader_of(model, pattern, graph), 3)
+        with torch.autocast("cpu", torch.bfloat16):
+            outputs.append(forward(model, next(batches)))
+        model.convs[0].register_forward_hook(lambda module, given, out: out * 2)
+        outputs.append(forward(model, next(batches)))
+    torch.testing.assert_close(outputs[0], outputs[2])
+    torch.testing.assert_close(outputs[1], outputs[3])
+
+
 def test_a_look_at_rows_behind_the_first_layer_changes_nothing():
     model = model_of(GraphSAGE)
     loader = loader_of(model, ALL)
@@ -260,6 +274,21 @@ def test_the_report_says_why_products_are_not_tried_where_batches_stay_on_the_ho
     assert f"{PRODUCTS}: not tried, batches stay on the host" in report
     report = NeighborLoader(GRAPH, [4, 3], batch_size=8, execution="auto", model=model_of(GAT)).plan.report()
     assert f"{PRODUCTS}: not tried, the first layer, GATConv" in report
+
+
+def test_ways_in_turn_are_one_training_and_both_are_measured():
+    ways = [Way(), Way(products=ALL)]
+    models = [model_of(GraphSAGE) for _ in range(2)]
+    made_for = NeighborLoader(GRAPH, [4, 3], batch_size=8, shuffle=True, execution="auto").plan.made_for
+    loader = NeighborLoader(
+        GRAPH, [4, 3], batch_size=8, shuffle=True, execution=ExecutionPlan(ways, made_for=made_for), model=models[1]
+    )
+    trial = loader.plan.trial
+    trial.warm, trial.measured, trial.rounds = 1, 2, 2
+    found = train(models[1], loader, 60, trimmed)
+    plain = NeighborLoader(GRAPH, [4, 3], batch_size=8, shuffle=True)
+    assert_same(found, train(models[0], plain, 60, trimmed), 1e-12)
+    assert loader.plan.chosen is not None and not trial.refused and set(trial.seconds) == {0, 1}, loader.plan.report()
 
 
 # -- staleness ---------------------------------------------------------------------------------------------------------
