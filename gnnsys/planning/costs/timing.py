@@ -22,7 +22,7 @@ from gnnsys.planning.costs.model import Observation
 _LEAST_SECONDS = 2e-3  # of a measurement on the host
 _MOST_CALLS = 16  # in one measurement
 _ROUNDS, _MOST_ROUNDS = 4, 9  # as many as sizes are chosen for; more where time is left
-_GENEROUS = 2.0  # times an even share of the time, as most operators need less
+_GENEROUS = 1.5  # times what all rounds have, as calls in a round need less than those that warm up
 _FEWEST = 6  # sizes of an operator that stay, however slow they are
 _ON_DEVICE = 3  # measurements of a device in a round: they are short
 _MOST_FILLS = 64  # before a call on a device: some milliseconds
@@ -143,15 +143,16 @@ def _figure(seconds: Sequence[float], is_device_time: bool = False) -> float:
 
 
 def _warm_up(probes: Sequence[CostProbe], deadline: float, timer: ProbeTimer) -> list[CostProbe]:
-    """One call each, from the first to the last: builders give the small ones first."""
+    """One call each, from the first to the last: builders give the small ones first. Operators of a device come before
+    those of the host, which have what they leave of the time: a device needs little."""
     by_operator: dict[str, list[CostProbe]] = {}
     for probe in probes:
         by_operator.setdefault(probe.operator, []).append(probe)
     left = max(0.0, deadline - time.perf_counter())
-    allowed = _GENEROUS * left / (1 + _ROUNDS) / max(1, len(by_operator))  # for one round of an operator
+    rest = _GENEROUS * left / (1 + _ROUNDS)  # for one round
     kept = []
-    for some in by_operator.values():
-        spent, count = 0.0, 0
+    for number, some in enumerate(sorted(by_operator.values(), key=lambda some: some[0].device is None)):
+        allowed, spent, count = rest / (len(by_operator) - number), 0.0, 0
         for probe in some:
             if spent > allowed and count >= _FEWEST:
                 break
@@ -162,4 +163,5 @@ def _warm_up(probes: Sequence[CostProbe], deadline: float, timer: ProbeTimer) ->
             probe.calls = max(1, min(_MOST_CALLS, int(_LEAST_SECONDS / each))) if not probe.is_device_time else 1
             kept.append(probe)
             spent, count = spent + time.perf_counter() - began + (probe.calls - 1) * each, count + 1
+        rest = max(0.0, rest - spent)
     return kept
