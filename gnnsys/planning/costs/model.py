@@ -20,6 +20,7 @@ _VERSION = 1
 _ROUNDS = 2  # in which points far from all others come to count less
 _WORTH = 0.95  # of a simpler sum's leave-one-out error, for a longer one to be taken
 _CLOSE = 0.05  # relative error, up to which points count alike
+_OF_A_CALL = frozenset({"call", "sorts"})  # quantities that nobody shares
 _ENOUGH = 8  # points, to choose by
 _UNBELIEVED = 0.5  # points that are not off, beside those of a width
 
@@ -49,8 +50,8 @@ class OperatorCost:
     widths: Mapping[str, float] = field(default_factory=dict)
 
     def times(self, factor: float) -> OperatorCost:
-        """Everything but the cost of a call taking so many times as long."""
-        terms = {name: value if name == "call" else factor * value for name, value in self.terms.items()}
+        """Everything but the cost of a call, and of the sort before it, taking so many times as long."""
+        terms = {name: value if name in _OF_A_CALL else factor * value for name, value in self.terms.items()}
         return replace(self, terms=terms)
 
 
