@@ -112,8 +112,9 @@ class HostProbes:
         table = self.rows[: self.rows.numel() // width * width].view(-1, width)
         num_rows = min(num_rows, table.shape[0])
         out = self._out[: num_rows * width].view(num_rows, width)
-        batches = [distinct_ids(num_rows, table.shape[0], self.generator) for _ in range(variants(num_rows))]
-        ids = itertools.cycle(batches)
+        drawn, count = distinct_ids(num_rows, table.shape[0], self.generator), variants(num_rows)
+        begins = torch.randint(table.shape[0], (count,), generator=self.generator, device="cpu").tolist()
+        ids = itertools.cycle([(drawn + begin) % table.shape[0] for begin in begins])
         sizes = {"rows": num_rows, "row_bytes": 4 * width, "table_rows": table.shape[0]}
         return CostProbe("gather/host", sizes, lambda: gather_rows(table, next(ids), out=out))
 

@@ -7,7 +7,6 @@ not negative, so no prediction is.
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -21,7 +20,9 @@ _VERSION = 1
 _ROUNDS = 2  # in which points far from all others come to count less
 _WORTH = 0.95  # of a simpler sum's leave-one-out error, for a longer one to be taken
 _CLOSE = 0.05  # relative error, up to which points count alike
+_OF_A_CALL = frozenset({"call", "sorts"})  # quantities that nobody shares
 _ENOUGH = 8  # points, to choose by
+_UNBELIEVED = 0.5  # points that are not off, beside those of a width
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,8 @@ class OperatorCost:
     widths: Mapping[str, float] = field(default_factory=dict)
 
     def times(self, factor: float) -> OperatorCost:
-        """Everything but the cost of a call taking so many times as long."""
-        terms = {name: value if name == "call" else factor * value for name, value in self.terms.items()}
+        """Everything but the cost of a call, and of the sort before it, taking so many times as long."""
+        terms = {name: value if name in _OF_A_CALL else factor * value for name, value in self.terms.items()}
         return replace(self, terms=terms)
 
 
@@ -126,6 +127,12 @@ def _width_name(operator: Operator, sizes: Mapping[str, float]) -> str:
 
 
 def _fit(operator: Operator, seen: Sequence[Observation], context: CostContext) -> OperatorCost:
+    """A sum of all quantities, or of the basic ones where these tell points that were left out as well; and the same
+    question about factors for widths.
+
+    No search among the sums in between: coefficients that may not be negative are few of themselves, as least squares
+    leaves most of them at zero, and a search over a dozen quantities finds those that fit what noise there is.
+    """
     for each in seen:
         if not (each.seconds > 0 and math.isfinite(each.seconds)):
             raise ValueError(f"{operator.name!r} was observed to take {each.seconds!r} seconds")
@@ -135,61 +142,53 @@ def _fit(operator: Operator, seen: Sequence[Observation], context: CostContext) 
     seconds = np.array([each.seconds for each in seen])
     names = list(found[0])
     columns = np.array([[quantities[name] for name in names] for quantities in found]) / seconds[:, None]
-    has_enough, by_width = len(seen) >= _ENOUGH, list[str]()
-    basic = [names.index(name) for name in operator.basic]
-    chosen = _choose(columns, basic) if has_enough else basic
-    errors = _left_out(columns[:, chosen], by_width)
-    if operator.by_width is not None and has_enough:
-        of_widths = _left_out(columns[:, chosen], widths)
-        if of_widths.mean() < _WORTH * errors.mean():
-            errors, by_width = of_widths, widths
-    columns = columns[:, chosen]
-    solution, factors = _solve(columns, by_width)
+    whole, basic = list(range(len(names))), [names.index(name) for name in operator.basic]
+    chosen, (errors, of_widths) = basic, _left_out(columns[:, basic], widths)
+    has_factors = False
+    if len(seen) >= _ENOUGH:
+        of_whole = _left_out(columns, widths)
+        if of_whole[0].mean() < _WORTH * errors.mean():
+            chosen, (errors, of_widths) = whole, of_whole
+        has_factors = operator.by_width is not None and of_widths.mean() < _WORTH * errors.mean()
+    solution = _robust(columns[:, chosen])
+    factors = _factors(columns[:, chosen] @ solution, widths) if has_factors else {}
+    errors = of_widths if has_factors else errors
     terms = {names[at]: float(value) for at, value in zip(chosen, solution, strict=True) if value > 0}
     return OperatorCost(terms, float(errors.mean()), float(errors.max()), len(seen), factors)
 
 
-def _choose(columns: Array, basic: Sequence[int]) -> list[int]:
-    """Which quantities to sum: all of them, or the basic ones where that tells points that were left out better.
+def _factors(predicted: Array, widths: Sequence[str]) -> dict[str, float]:
+    """By how much each width is off where `predicted` shares of the seconds are predicted, on average.
 
-    No search among the sums in between. Coefficients that may not be negative are few of themselves, as least squares
-    leaves most of them at zero; and a search over a dozen quantities finds one that fits what noise there is.
+    A width is measured two or three times, each with its noise: beside them counts half a point that is not off.
     """
-    whole = list(range(columns.shape[1]))
-    errors = [_left_out(columns[:, some], []).mean() for some in (whole, basic)]
-    chosen = whole if errors[0] < _WORTH * errors[1] else list(basic)
-    solution = _robust(columns[:, chosen])
-    return [at for at, value in zip(chosen, solution, strict=True) if value > 0] or list(basic)
-
-
-def _solve(columns: Array, widths: Sequence[str]) -> tuple[Array, dict[str, float]]:
-    """Coefficients for relative errors; and where widths are told, by how much each is off, on average.
-
-    The coefficients are those without such factors: they are what is known of all other widths.
-    """
-    solution = _robust(columns)
     logs: dict[str, list[float]] = {}
-    for width, predicted in zip(widths, columns @ solution, strict=bool(widths)):
-        logs.setdefault(width, []).append(-math.log(max(predicted, 1e-9)))
-    return solution, {width: math.exp(statistics.fmean(some)) for width, some in logs.items()}
+    for width, share in zip(widths, predicted, strict=True):
+        logs.setdefault(width, []).append(-math.log(max(share, 1e-9)))
+    return {width: math.exp(sum(some) / (len(some) + _UNBELIEVED)) for width, some in logs.items()}
 
 
-def _robust(columns: Array) -> Array:
-    """Least squares, in which points far from all others come to count less: a moment of noise is no quantity."""
+def _robust(columns: Array, like: Array | None = None) -> Array:
+    """Least squares, in which points far from all others come to count less: a moment of noise is no quantity.
+
+    `like` is the solution of almost the same points, if there is one: it saves time."""
     weight = np.ones(len(columns))
     for _ in range(_ROUNDS if len(columns) >= _ENOUGH - 1 else 0):
-        solution = nonnegative_least_squares(columns * weight[:, None], weight)
-        weight = 1.0 / np.sqrt(np.maximum(np.abs(columns @ solution - 1.0), _CLOSE) / _CLOSE)
-    return nonnegative_least_squares(columns * weight[:, None], weight)
+        like = nonnegative_least_squares(columns * weight[:, None], weight, like)
+        weight = 1.0 / np.sqrt(np.maximum(np.abs(columns @ like - 1.0), _CLOSE) / _CLOSE)
+    return nonnegative_least_squares(columns * weight[:, None], weight, like)
 
 
-def _left_out(columns: Array, widths: Sequence[str]) -> Array:
-    """Of every point the relative error of a fit to the others. A single point is fitted by itself."""
+def _left_out(columns: Array, widths: Sequence[str]) -> tuple[Array, Array]:
+    """Of every point the relative error of a fit to the others; and the same with factors for widths, which leave the
+    coefficients alone: these are what is known of all other widths. A single point is fitted by itself."""
     count = len(columns)
-    errors = np.empty(count)
+    plain, with_factors, whole = np.empty(count), np.empty(count), _robust(columns)
     for at in range(count):
         others = [other for other in range(count) if other != at or count == 1]
-        solution, factors = _solve(columns[others], [widths[other] for other in others] if widths else [])
-        factor = factors.get(widths[at], 1.0) if widths else 1.0
-        errors[at] = abs(factor * (columns[at] @ solution) - 1.0)
-    return errors
+        solution = _robust(columns[others], whole)
+        predicted = columns @ solution
+        factors = _factors(predicted[others], [widths[other] for other in others])
+        plain[at] = abs(predicted[at] - 1.0)
+        with_factors[at] = abs(factors.get(widths[at], 1.0) * predicted[at] - 1.0)
+    return plain, with_factors

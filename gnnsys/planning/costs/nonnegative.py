@@ -15,8 +15,9 @@ _TOLERANCE = 1e-12
 _MOST_STEPS = 30  # per column, as scipy's
 
 
-def nonnegative_least_squares(matrix: Array, target: Array) -> Array:
-    """The x >= 0 that minimises |matrix @ x - target|.
+def nonnegative_least_squares(matrix: Array, target: Array, like: Array | None = None) -> Array:
+    """The x >= 0 that minimises |matrix @ x - target|. `like` is the x of a problem that is much the same, if there is
+    one: the search begins where that is above zero.
 
     >>> nonnegative_least_squares(np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([2.0, -1.0])).tolist()
     [2.0, 0.0]
@@ -24,11 +25,11 @@ def nonnegative_least_squares(matrix: Array, target: Array) -> Array:
     scale = np.sqrt((matrix**2).sum(axis=0))  # columns have very different units: bytes beside calls
     scale[scale == 0] = 1.0
     columns = matrix / scale
-    plain = np.linalg.lstsq(columns, target, rcond=None)[0]
-    if (plain > 0).all():
-        return plain / scale
+    passive = np.ones(columns.shape[1], dtype=bool) if like is None else like > 0
     solution = np.zeros(columns.shape[1])
-    passive = np.zeros(columns.shape[1], dtype=bool)
+    solution[passive] = np.linalg.lstsq(columns[:, passive], target, rcond=None)[0]
+    if (solution[passive] <= 0).any():
+        solution[:], passive[:] = 0.0, False
     least = _TOLERANCE * max(1.0, float(np.abs(columns.T @ target).max(initial=0.0)))
     for _ in range(_MOST_STEPS * columns.shape[1]):
         gradient = np.where(passive, -np.inf, columns.T @ (target - columns @ solution))

@@ -48,9 +48,6 @@ class CostContext:
     vector_bytes: int = 16
 
 
-# -- shared by several -----------------------------------------------------------------------------------------------
-
-
 def _beyond(cache: float, num_bytes: float) -> float:
     """The share of random reads of so many bytes that a cache does not have."""
     return max(0.0, 1.0 - cache / num_bytes) if num_bytes > 0 else 0.0
@@ -300,9 +297,6 @@ def device_spmm(s: Sizes, context: CostContext) -> Quantities:
         "split sectors": edges * sectors * (row % 128 != 0),
         "written": s["destinations"] * row,
     }
-
-
-# -- products --------------------------------------------------------------------------------------------------------
 
 
 def _product(s: Sizes) -> Quantities:

@@ -1,13 +1,14 @@
 """Timing many calls in turns: every round calls each of them once, so a noisy moment of the machine meets all.
 
-The figure of a call is the lower quartile of its rounds. What takes less than the clock can tell is called several
-times.
+What takes less than the clock can tell is called several times. On the host the figure of a call is the mean of the
+faster half of its rounds, on a device that of the middle half.
 """
 
 from __future__ import annotations
 
 import gc
 import random
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,8 +22,9 @@ from gnnsys.planning.costs.model import Observation
 _LEAST_SECONDS = 2e-3  # of a measurement on the host
 _MOST_CALLS = 16  # in one measurement
 _ROUNDS, _MOST_ROUNDS = 4, 9  # as many as sizes are chosen for; more where time is left
-_GENEROUS = 2.0  # times an even share of the time, as most operators need less
+_GENEROUS = 1.5  # times what all rounds have, as calls in a round need less than those that warm up
 _FEWEST = 6  # sizes of an operator that stay, however slow they are
+_ON_DEVICE = 3  # measurements of a device in a round: they are short
 _MOST_FILLS = 64  # before a call on a device: some milliseconds
 
 
@@ -41,7 +43,12 @@ class CostProbe:
     share: int = 1
     seconds: list[float] = field(default_factory=list)
     calls: int = 1  # of a measurement
-    fills: int = 1  # before it, on a device: as many as keep the device busy until the whole call is queued
+    fills: int = 2  # before it, on a device: as many as keep the device busy until the whole call is queued
+
+    @property
+    def is_device_time(self) -> bool:
+        """Whether events are the clock."""
+        return self.device is not None and not self.waits
 
 
 class ProbeTimer:
@@ -56,7 +63,7 @@ class ProbeTimer:
 
     def once(self, probe: CostProbe) -> float:
         """Seconds of a call."""
-        if probe.device is not None and not probe.waits:
+        if probe.is_device_time:
             return self._on_device(probe)
         if probe.device is not None:
             torch.cuda.synchronize(probe.device)
@@ -96,7 +103,7 @@ def time_probes(probes: Sequence[CostProbe], deadline: float, timer: ProbeTimer)
     kept = _warm_up(probes, deadline, timer)
     with _no_collection():
         _take_turns(kept, deadline, timer)
-    return [Observation(p.operator, p.sizes, _figure(p.seconds)) for p in kept]
+    return [Observation(p.operator, p.sizes, _figure(p.seconds, p.is_device_time)) for p in kept]
 
 
 @contextmanager
@@ -119,34 +126,42 @@ def _take_turns(kept: Sequence[CostProbe], deadline: float, timer: ProbeTimer) -
         shuffled = order.sample(kept, len(kept))  # another before it in every round
         for probe in sorted(shuffled, key=lambda probe: probe.device is not None):  # no clock falls while a GPU waits
             probe.call()  # not measured: what came before has left its own code in caches, and its memory to be reused
-            probe.seconds.append(timer.once(probe))
+            probe.seconds += [timer.once(probe) for _ in range(_ON_DEVICE if probe.is_device_time else 1)]
         turn, longest = turn + 1, max(longest, time.perf_counter() - began)
 
 
-def _figure(seconds: Sequence[float]) -> float:
-    """The lower quartile: what else a machine does only ever adds to a call's time."""
-    return max(1e-9, sorted(seconds)[(len(seconds) - 1) // 4])
+def _figure(seconds: Sequence[float], is_device_time: bool = False) -> float:
+    """The mean of the faster half, as what else a host does only ever adds to a call's time. A device does nothing
+    else, but has good and bad moments (where a copy starts, where blocks fall): the mean of the middle half.
+
+    Means, and not one of the rounds: where a call takes either of two times, that would be now the one, now the other.
+    """
+    ordered = sorted(seconds)
+    skipped = len(ordered) // 4 if is_device_time else 0
+    count = len(ordered) - 2 * skipped if is_device_time else (len(ordered) + 1) // 2
+    return max(1e-9, statistics.fmean(ordered[skipped : skipped + count]))
 
 
 def _warm_up(probes: Sequence[CostProbe], deadline: float, timer: ProbeTimer) -> list[CostProbe]:
-    """One call each, from the first to the last: builders give the small ones first."""
+    """One call each, from the first to the last: builders give the small ones first. Operators of a device come before
+    those of the host, which have what they leave of the time: a device needs little."""
     by_operator: dict[str, list[CostProbe]] = {}
     for probe in probes:
         by_operator.setdefault(probe.operator, []).append(probe)
     left = max(0.0, deadline - time.perf_counter())
-    allowed = _GENEROUS * left / (1 + _ROUNDS) / max(1, len(by_operator))  # for one round of an operator
+    rest = _GENEROUS * left / (1 + _ROUNDS)  # for one round
     kept = []
-    for some in by_operator.values():
-        spent, count = 0.0, 0
+    for number, some in enumerate(sorted(by_operator.values(), key=lambda some: some[0].device is None)):
+        allowed, spent, count = rest / (len(by_operator) - number), 0.0, 0
         for probe in some:
             if spent > allowed and count >= _FEWEST:
                 break
             began = time.perf_counter()
             probe.call()  # makes what later calls find: buffers, code, threads
             seconds = timer.once(probe)
-            on_host = probe.device is None or probe.waits
             each = max(probe.share * seconds, 1e-7)  # seconds of one `call`
-            probe.calls = max(1, min(_MOST_CALLS, int(_LEAST_SECONDS / each))) if on_host else 1
+            probe.calls = max(1, min(_MOST_CALLS, int(_LEAST_SECONDS / each))) if not probe.is_device_time else 1
             kept.append(probe)
             spent, count = spent + time.perf_counter() - began + (probe.calls - 1) * each, count + 1
+        rest = max(0.0, rest - spent)
     return kept

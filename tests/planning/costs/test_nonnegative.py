@@ -31,6 +31,17 @@ def test_the_residual_is_that_of_scipy():
         assert np.linalg.norm(matrix @ ours - target) == pytest.approx(residual, rel=1e-6, abs=1e-9)
 
 
+def test_wherever_the_search_begins_it_ends_at_the_same_residual():
+    draw = np.random.default_rng(2)
+    for matrix, target in problems(200):
+        cold = nonnegative_least_squares(matrix, target)
+        warm = nonnegative_least_squares(
+            matrix, target, draw.random(matrix.shape[1]) * draw.integers(2, size=cold.size)
+        )
+        assert (warm >= 0).all()
+        assert np.linalg.norm(matrix @ warm - target) == pytest.approx(np.linalg.norm(matrix @ cold - target), abs=1e-7)
+
+
 def test_no_coefficient_could_be_changed_to_come_closer():
     for matrix, target in problems(200):
         solution = nonnegative_least_squares(matrix, target)

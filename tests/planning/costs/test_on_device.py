@@ -54,4 +54,4 @@ def test_the_time_in_which_the_host_queues_a_call_is_not_the_devices():
 
     probe = CostProbe("launch/device", {"calls": 2}, slow_to_queue, device)
     (seen,) = time_probes([probe], time.perf_counter() + 1.0, ProbeTimer(device))
-    assert seen.seconds < 2e-4 and probe.fills > 1
+    assert seen.seconds < 2e-4 and probe.fills > 2

@@ -34,6 +34,8 @@ def test_ranks_divide_cores_and_bus_and_nothing_else():
     assert part.seconds("copy/up", bytes=1e8) == pytest.approx(4e-2 + 1e-5)
     assert part.seconds("spmm/device", **sums) == whole.seconds("spmm/device", **sums)
     assert whole.shared_by(1) == whole
+    sorting = OperatorCost({"call": 1e-5, "sorts": 1e-4, "bytes": 1e-10})
+    assert dict(sorting.times(3).terms) == pytest.approx({"call": 1e-5, "sorts": 1e-4, "bytes": 3e-10})
     assert whole.shared_by(4, on_bus=2).seconds("copy/up", bytes=1e8) == pytest.approx(2e-2 + 1e-5)
 
 

@@ -189,7 +189,7 @@ def test_random_graphs_are_whole_and_their_sources_crowd_where_they_are_to():
     assert torch.bincount(crowded.indices).max() > 3 * torch.bincount(even.indices).max()
 
 
-def test_rounds_call_every_probe_and_a_figure_is_the_lower_quartile():
+def test_rounds_call_every_probe_and_a_figure_is_the_mean_of_the_faster_half():
     ticks = itertools.count()
     calls: list[int] = []
     probes = [CostProbe("copy/up", {"bytes": n}, lambda n=n: calls.append(n)) for n in range(3)]  # type: ignore[misc]
@@ -198,7 +198,9 @@ def test_rounds_call_every_probe_and_a_figure_is_the_lower_quartile():
     assert len({calls.count(n) for n in range(3)}) == 1 and all(
         len(p.seconds) == len(probes[0].seconds) for p in probes
     )
-    assert timing._figure([5.0, 1.0, 2.0, 9.0, 3.0]) == 2.0
+    assert timing._figure([5.0, 1.0, 2.0, 9.0, 3.0]) == timing._figure([1.0, 2.0, 3.0, 70.0]) + 0.5 == 2.0
+    assert timing._figure([5.0, 1.0, 2.0, 9.0, 3.0], True) == pytest.approx(10 / 3), "the middle half"
+    assert timing._figure([7.0]) == timing._figure([7.0], True) == 7.0
 
 
 def test_sizes_that_take_too_long_are_left_out_but_for_a_few():
