@@ -109,7 +109,9 @@ class MultipliedRows(LateRows):
 
     def times(self, weights: Sequence[Tensor], counts: Sequence[int]) -> tuple[Tensor, ...] | None:
         """The first `counts[i]` rows times `weights[i].T`, differentiable. None where it takes the rows themselves:
-        somebody has had them, weights are elsewhere or of another dtype, or are cast on the way (autocast)."""
+        somebody has had them, weights are elsewhere or of another dtype or are cast (autocast), or code is compiled."""
+        if torch.compiler.is_compiling():  # the host's work is none of a graph's
+            return None
         device, dtype = self.device, self.dtype
         is_like = all(w.device == device and w.dtype == dtype and w.shape[1:] == self.shape[1:] for w in weights)
         if self._rows is not None or not is_like or torch.is_autocast_enabled(device.type):
