@@ -5,8 +5,12 @@
 // results never depend on the number of threads. Where bodies throw (there may be no memory for their scratch), one of
 // the errors is thrown again once all threads are done.
 //
-// Threads are OpenMP's, torch's own pool. ThreadSanitizer cannot see how that pool synchronizes, so builds for it define
-// GNNSYS_STD_THREADS and get a std::thread each; the C++ tests, which have no torch, define GNNSYS_WITHOUT_TORCH.
+// Threads are OpenMP's, torch's own pool, and a loop always asks for all of them, as torch's do: where a team is smaller
+// than the one before, GNU's OpenMP ends the threads that are left over, and the next loop starts them again, at some
+// 50 us each. Threads without a share wait at the end of the loop.
+//
+// ThreadSanitizer cannot see how that pool synchronizes, so builds for it define GNNSYS_STD_THREADS and get a
+// std::thread each; the C++ tests, which have no torch, define GNNSYS_WITHOUT_TORCH.
 #pragma once
 
 #ifndef GNNSYS_WITHOUT_TORCH
@@ -112,7 +116,7 @@ void on_threads(int num_threads, const Body& body) {
     other.join();
   }
 #elif defined(_OPENMP)
-#pragma omp parallel num_threads(num_threads)
+#pragma omp parallel num_threads(max_threads())
   {
     // OpenMP may grant fewer threads than asked for: a stride over the missing ones keeps all work covered.
     for (int t = omp_get_thread_num(); t < num_threads; t += omp_get_num_threads()) {
@@ -172,7 +176,7 @@ void parallel_for_dynamic(int64_t size, int64_t chunk, const Body& body) {
 #else
   ThreadErrors errors;
 #ifdef _OPENMP
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+#pragma omp parallel for schedule(dynamic, 1) num_threads(max_threads())
 #endif
   for (int64_t c = 0; c < num_chunks; ++c) {
     if (!errors.any()) {

@@ -23,7 +23,7 @@ from gnnsys.loader.batch import Batch
 from gnnsys.loader.first_sums import RowsLater, SumTable
 from gnnsys.loader.sampled import Sampled, UnfetchedRows
 from gnnsys.observe import num_local_ranks, num_usable_cores
-from gnnsys.ops import HostMultiplier, RowsOnHost
+from gnnsys.ops import HostMultiplier, RowsOnHost, whole_table
 
 _MULTIPLIED = (torch.float64, torch.float32)  # dtypes of rows
 _LEAST_MEASURED = 1024  # rows
@@ -164,13 +164,24 @@ class FirstProducts:
         multiplied, and say what all take."""
         weights = [weight.detach().cpu() for weight in self.layer.weights()]
         values = sum(weight.numel() for weight in weights)
-        share = min(1.0, max(_LEAST_MEASURED, _MOST_MEASURED / max(1, values)) / max(1, ids.numel()))
-        counts = [round(share * count) for count in (ids.numel(), num_own)][: len(weights)]
+        counts, rows = [ids.numel(), num_own][: len(weights)], self.table.rows
+        is_whole = bool(whole_table(counts, rows.shape[0]))  # then a part of the table says what all of it takes
+        num_rows = rows.shape[0] if is_whole else ids.numel()
+        share = min(1.0, max(_LEAST_MEASURED, _MOST_MEASURED / max(1, values)) / max(1, num_rows))
+        counts = [round(share * count) for count in counts]
+        multiplier = self.multiplier
+        if is_whole:
+            multiplier = HostMultiplier(rows[: max(round(share * num_rows), *counts)], multiplier.threads)
+            ids = torch.arange(multiplier.table.shape[0], device="cpu")
         grads = [w.new_ones(count, w.shape[0]) for w, count in zip(weights, counts, strict=True)]
-        return (
-            _fastest(lambda: self.multiplier.products(ids, weights, counts)) / share,
-            _fastest(lambda: self.multiplier.gradients(ids, grads, counts)) / share,
-        )
+        try:
+            return (
+                _fastest(lambda: multiplier.products(ids, weights, counts)) / share,
+                _fastest(lambda: multiplier.gradients(ids, grads, counts)) / share,
+            )
+        finally:
+            if is_whole:
+                multiplier.close()
 
     def close(self) -> None:
         """Ends the thread that multiplies; nothing that was made ahead is used any more."""

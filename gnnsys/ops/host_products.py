@@ -18,6 +18,7 @@ from torch import Tensor
 _CHUNK_BYTES = 32 << 20  # with fewer rows, packing the weights for each chunk takes as long as the product
 _MOST_OF_IT = 0.7  # of the table's rows: gathering them takes longer than to multiply the others as well
 _HALF_OF_IT = 0.5  # the same, where all rows are read anyway
+_GRADIENT_ROWS = 4096  # at a time: by 15 threads MKL takes 150 ms for 34,493 rows of 8,415 at once, and so 23
 R = TypeVar("R")
 
 
@@ -143,7 +144,10 @@ class HostMultiplier:
             by_row = grads[whole[0]].new_zeros(self.table.shape[0], sum(widths))
             for i, part in zip(whole, by_row.split(widths, 1), strict=True):
                 part.index_add_(0, ids[: counts[i]], grads[i])
-            for i, sums in zip(whole, (by_row.t() @ self.table).split(widths), strict=True):
+            total = by_row.new_zeros(sum(widths), features)
+            for begin in range(0, by_row.shape[0], _GRADIENT_ROWS):
+                total.addmm_(by_row[begin : begin + _GRADIENT_ROWS].t(), self.table[begin : begin + _GRADIENT_ROWS])
+            for i, sums in zip(whole, total.split(widths), strict=True):
                 found[i].copy_(sums)
         for begin, end, whose in _segments(_without(counts, whole)):
             widths = [grads[i].shape[1] for i in whose]

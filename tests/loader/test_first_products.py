@@ -439,3 +439,21 @@ def test_of_many_rows_some_are_measured(monkeypatch):
     narrow = GraphSAGE(FEATURES, 3, 2, CLASSES).double()
     load = first_batch(monkeypatch, narrow).measure_products()
     assert asked and all(counts[0] == 10 for counts in asked) and load.seconds > 0
+
+
+def test_of_a_batch_that_has_most_rows_a_part_of_the_table_is_measured_as_it_lies(monkeypatch):
+    monkeypatch.setattr(of_products, "_MOST_MEASURED", 1)
+    monkeypatch.setattr(of_products, "_LEAST_MEASURED", 10)
+    asked = []
+    products = HostMultiplier.products
+    monkeypatch.setattr(
+        HostMultiplier,
+        "products",
+        lambda self, ids, w, counts: asked.append((counts, self.table)) or products(self, ids, w, counts),
+    )
+    first = first_batch(monkeypatch, GraphSAGE(FEATURES, 3, 2, CLASSES).double())
+    table = first.products.table.rows
+    made, gradients = first.products.measure(torch.arange(table.shape[0]), table.shape[0] // 4)
+    assert made > 0 and gradients > 0 and len(asked) > 0
+    for counts, part in asked:
+        assert part.shape[0] == 10 and part.data_ptr() == table.data_ptr() and counts[0] == 10

@@ -77,7 +77,8 @@ def _batches(graph: Graph, count: int) -> list[Tensor]:
     num_nodes, sampler = graph.num_nodes(NODE), NeighborSampler(graph, list(FANOUTS))
     draw = torch.Generator("cpu").manual_seed(SEED)
     train = torch.randperm(num_nodes, generator=draw)[: num_nodes // _TRAINED]
-    size, found = max(1, int(_SEEDS_PER_NODE * num_nodes)), []
+    size = max(1, int(_SEEDS_PER_NODE * num_nodes))
+    found: list[Tensor] = []
     epochs = -(-count * size // train.numel())
     for epoch in range(epochs):
         seeds = train[torch.randperm(train.numel(), generator=draw)].split(size)

@@ -39,7 +39,7 @@ from gnnsys.store import DeviceCache, MemoryBudget, limited
 DEFAULT, BEST, TWO = "without a plan", "the best way by hand", "two of them"
 NEVER_SLOWER, OF_THE_BEST = 0.98, 1 / 1.05
 KINDS = ("device", "cache", "mix")
-REPEATS = 16
+REPEATS = 8
 _SIZES = {"arxiv": (169_343, 1_166_243), "reddit": (232_965, 114_615_892)}  # nodes and edges; products: `large_graph`
 _FEW = [10, 5]  # neighbours where rows are wide: a batch then has about as many bytes. And where a step takes long
 _FAR = 1.25  # times the fastest of a trial
@@ -117,7 +117,7 @@ class WorkloadRun:
     def __init__(self, work: Workload, workload: PlannedWorkload) -> None:
         check_device(work)
         self._work, self._workload = work, workload
-        self.steps = Steps(all=1, first=8, timed=24) if work.sizes is FULL else Steps(all=1, first=1, timed=2)
+        self.steps = Steps(all=1, first=8, timed=48) if work.sizes is FULL else Steps(all=1, first=1, timed=2)
         self._num_batches = 64 if work.sizes is FULL else 8
         self._fanouts = FANOUTS if workload.model == "SAGE" and workload.width <= 128 else _FEW
         self.model = _MODELS[workload.model](workload.width, hidden_width(work), len(self._fanouts))

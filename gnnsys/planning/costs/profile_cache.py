@@ -19,7 +19,7 @@ from gnnsys.planning.costs.facts import facts_of, gpu_of
 from gnnsys.planning.costs.profile import MachineProfile, ProfiledMachine
 from gnnsys.planning.costs.profiling import BUDGET_SECONDS, profile_machine
 
-_CONTENTS = 2  # one more whenever other things are measured, or quantities mean something else: then all measure again
+_CONTENTS = 3  # one more whenever other things are measured, or quantities mean something else: then all measure again
 _PATIENCE = 3  # times what a profile takes
 _LOOK_AGAIN = 0.05  # seconds
 

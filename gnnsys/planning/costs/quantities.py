@@ -1,6 +1,6 @@
 """What operators do, counted: the quantities that a cost is a sum of.
 
-Bytes from each level of memory, multiply-adds, rows, edges, launches, threads that are woken. Where a kernel takes
+Bytes from each level of memory, multiply-adds, rows, edges, launches, loops that wake threads. Where a kernel takes
 another way from some size on (more threads, rows in order, stores past the cache), so do its quantities: the constants
 are those of the kernels, and the comment behind each says of which.
 """
@@ -63,15 +63,9 @@ def _team(items: float, grain: float, context: CostContext) -> float:
     return min(float(context.threads), max(1.0, items // grain))
 
 
-def _teams(*teams: float) -> Quantities:
-    """Loops one after the other, by so many threads each, again with every call.
-
-    A pool of OpenMP's ends the threads that the next loop has no use for, and creates them anew for the one after it.
-    """
-    woken = [team for team in teams if team > 1]
-    before = [*woken[-1:], *woken[:-1]]
-    created = math.fsum(max(0.0, team - last) for team, last in zip(woken, before, strict=True))
-    return {"threads": math.fsum(woken), "created": created}
+def _loops(*teams: float) -> Quantities:
+    """Loops one after the other, worth so many threads each. One that is worth several wakes all of them."""
+    return {"loops": float(sum(team > 1 for team in teams))}
 
 
 def _busiest(chunks: float, threads: int) -> float:
@@ -144,7 +138,7 @@ def host_gather(s: Sizes, context: CostContext) -> Quantities:
     far = _beyond(context.last_cache, table)
     return {
         "call": 1.0,
-        **_teams(checking, team),
+        **_loops(checking, team),
         "ids": rows * threads / checking,
         "rows": rows * idle,
         "bytes": num_bytes * idle,
@@ -263,7 +257,7 @@ def host_spmm(s: Sizes, context: CostContext) -> Quantities:
     is_whole = vectors <= 8 or (vectors == 16 and context.vector_bytes != 32)  # the sums stay in registers
     return {
         "call": 1.0,
-        **_teams(bounds, bounds, ids, _team(math.ceil(chunks), 1, context)),
+        **_loops(bounds, bounds, ids, _team(math.ceil(chunks), 1, context)),
         "ids": edges * threads / ids,
         "edges": edges * idle,
         "destinations": destinations * idle,
