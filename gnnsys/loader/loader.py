@@ -24,7 +24,7 @@ from gnnsys.loader.identity import Identity, checksum
 from gnnsys.loader.layout import StageLayout, check_user_stages
 from gnnsys.loader.options import PipelineOptions
 from gnnsys.loader.planned import AUTO, Visits, check_made_for, hardware, make_plan
-from gnnsys.loader.planned_execution import PlannedExecution, WayLoader
+from gnnsys.loader.planned_execution import OtherWays, PlannedExecution, WayLoader
 from gnnsys.loader.reserved import check_names_free
 from gnnsys.loader.row_cache import keeper_of
 from gnnsys.loader.sampled import Compact, Inputs, Sampled
@@ -142,12 +142,12 @@ class Loader:
         self._execution: PlannedExecution | None = None
 
     def _plan_execution(
-        self, execution: str | ExecutionPlan, make: Callable[[Way], Loader], visits: Visits | None, *,
+        self, execution: str | ExecutionPlan, others: OtherWays[Loader], visits: Visits | None, *,
         is_told_threads: bool, is_in_order: bool, first: FirstBatch | None = None,
         sums: FirstSums | str = "loaders of nodes alone make them",
         products: FirstProducts | str = "loaders of nodes alone make them",
     ) -> None:  # fmt: skip
-        """Has batches made by a plan, or by the best that is possible. `make` makes a loader that goes another way."""
+        """Has batches made by a plan, or by the best that is possible. `others` makes loaders that go other ways."""
         target = None if self._device.type == "cpu" else self._device
         made_for = {"loader": checksum(repr(self._identity.state()), *self._schedule.state().values())}
         made_for |= hardware(target)
@@ -176,7 +176,7 @@ class Loader:
                     lambda position: cast(Loader, me())._pipeline_at(position), lambda: None, lambda leftover: None,
                     lambda: [] if trace is None else trace.records(),
                 )  # fmt: skip
-            loader = make(way)
+            loader = others.make(way)
             loader._schedule.shuffle_start = own._schedule.shuffle_start  # they switch together
 
             def take_over(leftover: Leftover | None) -> None:
@@ -190,7 +190,9 @@ class Loader:
 
         state, cut = self._identity.state(), self._schedule
         alike = (type(self).__name__, state["graph"], repr(state["sampling"]), cut.batch_size, cut.shuffle, cut.seed)
-        self._execution = PlannedExecution(plan, loader_of, target, f"{checksum(*alike):08x}")
+        self._execution = PlannedExecution(
+            plan, loader_of, target, f"{checksum(*alike):08x}", others.places.were_written
+        )
 
     @property
     def plan(self) -> ExecutionPlan | None:
