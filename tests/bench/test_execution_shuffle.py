@@ -13,6 +13,7 @@ from gnnsys.bench.execution.shuffle import (
     ON,
     QUICK_TASK,
     ShuffleRun,
+    centre,
     part_order,
     project,
     run_modes,
@@ -72,6 +73,16 @@ def test_a_projection_keeps_distances():
     others = ~torch.eye(50, dtype=torch.bool)
     assert graph.node_data[NODE]["x"].shape == (50, 128)
     assert (after[others] / before[others] - 1).abs().mean() < 0.1
+
+
+def test_centred_columns_have_no_mean_and_the_same_distances():
+    graph = sbm(50, num_features=20)
+    before = graph.node_data[NODE]["x"] + 3.0
+    graph.set_node_data("x", before)
+    centre(graph)
+    after = graph.node_data[NODE]["x"]
+    assert torch.allclose(after.mean(0), torch.zeros(20), atol=1e-5)
+    assert torch.allclose(after[1:] - after[:-1], before[1:] - before[:-1], atol=1e-5)
 
 
 def test_batches_in_the_order_of_parts_read_fewer_rows_of_a_real_graph():
