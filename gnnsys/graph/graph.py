@@ -199,6 +199,12 @@ class Graph:
             lambda rows: rows if not rows.is_cpu or rows.is_pinned() else rows.contiguous().pin_memory(),
         )
 
+    def copy(self) -> Graph:
+        """The same structure and rows as a graph of its own: what the one is given later, the other does not have."""
+        out = self._moved(lambda csc: csc, lambda rows: rows)
+        out.structure_copies = self.structure_copies
+        return out
+
     def _moved(self, structure: Callable[[CSC], CSC], rows: Callable[[Tensor], Tensor]) -> Graph:
         """Every part by itself; what was checked when the graph was made need not be checked again."""
 

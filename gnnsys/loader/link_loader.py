@@ -25,7 +25,7 @@ from gnnsys.loader.loader_guide import LoaderGuide, check_guide
 from gnnsys.loader.negatives import NegativeSampling, negative_stream
 from gnnsys.loader.options import PipelineOptions
 from gnnsys.loader.planned import GraphPlaces, Visits
-from gnnsys.loader.planned_execution import options_given, other_ways
+from gnnsys.loader.planned_execution import OtherWays, options_given
 from gnnsys.loader.reserved import link_names
 from gnnsys.loader.sample_stages import on_device
 from gnnsys.loader.sampled import Sampled
@@ -269,7 +269,7 @@ class LinkNeighborLoader(Loader):
         own = given["transform"] is not None or given["stages"] or given["guide"] is not None
         self._plan_execution(
             execution,
-            other_ways(LinkNeighborLoader, GraphPlaces(self.graph, target, visits), given),
+            OtherWays(LinkNeighborLoader, GraphPlaces(self.graph, target, visits), given),
             visits,
             is_told_threads=given["num_threads"] is not None,
             is_in_order=bool(own) or any(map(_calls_the_user, negatives)),

@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
 
 from gnnsys.comm import BatchLoop, use_context
 from gnnsys.graph import Graph, IdsLike, as_ids
-from gnnsys.loader.adaptive_shuffle import AdaptiveShuffle
 from gnnsys.loader.batch import Batch
 from gnnsys.loader.batch_memory import room_for_groups
+from gnnsys.loader.batch_stages import batch_stages
 from gnnsys.loader.default_threads import LoadingWork, SumThreads, default_fetch_threads, default_num_threads
 from gnnsys.loader.device_copy import DeviceCopy, resolve, sampled_on
 from gnnsys.loader.fetch import Fetch, Names
 from gnnsys.loader.first_batch import FirstBatch
 from gnnsys.loader.first_products import FirstProducts
 from gnnsys.loader.first_sums import FirstSums
-from gnnsys.loader.identity import NAME as MADE_OF
 from gnnsys.loader.identity import Identity, checksum
 from gnnsys.loader.layout import StageLayout, check_user_stages
 from gnnsys.loader.options import PipelineOptions
 from gnnsys.loader.planned import AUTO, Visits, check_made_for, hardware, make_plan
-from gnnsys.loader.planned_execution import PlannedExecution, WayLoader
+from gnnsys.loader.planned_execution import OtherWays, PlannedExecution, WayLoader
 from gnnsys.loader.reserved import check_names_free
+from gnnsys.loader.resumable import Resumable
 from gnnsys.loader.row_cache import keeper_of
-from gnnsys.loader.sampled import Compact, Inputs, Sampled
-from gnnsys.loader.schedule import Schedule, Ticket, shuffled
+from gnnsys.loader.sampled import Inputs, Sampled
+from gnnsys.loader.schedule import Schedule, Ticket
 from gnnsys.observe import BatchTrace, Trace
 from gnnsys.ops import BufferPool
 from gnnsys.pipeline import OfThisProcess, Pipeline, Scope, Stage, StageCounters
@@ -40,7 +40,7 @@ from gnnsys.store import MemoryBudget, RowBuffers
 _CALL = Ticket(epoch=-1, batch=0)  # the random stream of loader(ids), apart from every epoch's
 
 
-class Loader:
+class Loader(Resumable):
     """Iterates over an epoch's batches, loaded ahead by `num_threads` threads, `prefetch` of them waiting.
 
     With `num_threads=0` everything happens in `next`; None is what the machine has and what pays (`default_threads`),
@@ -83,11 +83,7 @@ class Loader:
             raise ValueError(f"pipeline must be a gnnsys.loader.PipelineOptions, got {type(options).__name__}")
         target = resolve(device, graph)
         self.graph = graph
-        self._schedule = schedule
-        self._ranks = ranks
-        self._shuffling = AdaptiveShuffle(schedule, ranks)
-        self._identity = identity
-        self._sampler = sampler  # whose state is part of the loader's
+        super().__init__(schedule, ranks, identity, sampler)
         self._across_epochs = across_epochs
         self._context = loader_context(graph, options.priority, options.path)
         on_device = sampled_on(graph, target) is not None
@@ -124,8 +120,11 @@ class Loader:
         if target is None:
             self._fetch.check_on_host()
         self._copy = None if target is None else DeviceCopy(target)
-        ahead = products if sums is None else sums
-        self._stages = layout.arrange(self._make_stages(sample, target, ahead), transform, stages, self._copy)
+        made = batch_stages(
+            graph, schedule, sample, self._fetch, products if sums is None else sums, trace=self._trace,
+            device_name=str(target or "cpu"), sampler=sampler if isinstance(sampler, Sampler) else None,
+        )  # fmt: skip
+        self._stages = layout.arrange(made, transform, stages, self._copy)
         if products is not None:
             self._stages.append(Stage("give out", products.give_out, threads=0))  # by the consumer
         self._products = products
@@ -135,19 +134,14 @@ class Loader:
             if self._caches is not None:
                 self._caches.join(graph, self)
         self._pipeline: Pipeline | None = None
-        self._position = 0  # of the next batch, counted across epochs
-        self._ending: int | None = None  # the epoch whose batches are all given, until its iterator has said so
-        self._is_resuming = False
-        self._iteration = 0
-        self._execution: PlannedExecution | None = None
 
     def _plan_execution(
-        self, execution: str | ExecutionPlan, make: Callable[[Way], Loader], visits: Visits | None, *,
+        self, execution: str | ExecutionPlan, others: OtherWays[Loader], visits: Visits | None, *,
         is_told_threads: bool, is_in_order: bool, first: FirstBatch | None = None,
         sums: FirstSums | str = "loaders of nodes alone make them",
         products: FirstProducts | str = "loaders of nodes alone make them",
     ) -> None:  # fmt: skip
-        """Has batches made by a plan, or by the best that is possible. `make` makes a loader that goes another way."""
+        """Has batches made by a plan, or by the best that is possible. `others` makes loaders that go other ways."""
         target = None if self._device.type == "cpu" else self._device
         made_for = {"loader": checksum(repr(self._identity.state()), *self._schedule.state().values())}
         made_for |= hardware(target)
@@ -176,7 +170,7 @@ class Loader:
                     lambda position: cast(Loader, me())._pipeline_at(position), lambda: None, lambda leftover: None,
                     lambda: [] if trace is None else trace.records(),
                 )  # fmt: skip
-            loader = make(way)
+            loader = others.make(way)
             loader._schedule.shuffle_start = own._schedule.shuffle_start  # they switch together
 
             def take_over(leftover: Leftover | None) -> None:
@@ -190,47 +184,14 @@ class Loader:
 
         state, cut = self._identity.state(), self._schedule
         alike = (type(self).__name__, state["graph"], repr(state["sampling"]), cut.batch_size, cut.shuffle, cut.seed)
-        self._execution = PlannedExecution(plan, loader_of, target, f"{checksum(*alike):08x}")
+        self._execution = PlannedExecution(
+            plan, loader_of, target, f"{checksum(*alike):08x}", others.places.were_written
+        )
 
     @property
     def plan(self) -> ExecutionPlan | None:
         """By which batches are made; None without `execution`."""
         return None if self._execution is None else self._execution.plan
-
-    def _make_stages(
-        self, sample: Callable[[Ticket, torch.Tensor], Sampled], device: Any, ahead: FirstSums | FirstProducts | None
-    ) -> list[Stage]:
-        # These must not refer to the loader: threads hold the stages, and would keep it alive.
-        schedule, trace, fetch, device_name = self._schedule, self._trace, self._fetch, str(device or "cpu")
-        sampler = self._sampler if isinstance(self._sampler, Sampler) else None
-
-        def choose(ticket: Ticket) -> Inputs:
-            chosen = schedule.inputs(ticket)
-            if trace is None:
-                return Inputs(ticket, chosen, None)
-            number = schedule.position(ticket)
-            record = BatchTrace(ticket.epoch, number, device=device_name, num_seeds=chosen.numel())
-            trace.start(number, record)
-            return Inputs(ticket, chosen, record)
-
-        def sample_inputs(inputs: Inputs) -> Sampled:
-            sampled = sample(inputs.ticket, inputs.chosen)
-            sampled.position = max(-1, schedule.position(inputs.ticket))
-            if sampler is not None:
-                sampled.columns = sampler.columns_at(inputs.ticket)
-            if inputs.trace is not None:
-                sampled.trace = inputs.trace
-                describe(sampled, inputs.trace)
-            return sampled
-
-        begin = None if fetch.is_in_memory else fetch.begin
-        return [
-            Stage("schedule", choose, threads=0),
-            Stage("sample", sample_inputs, threads=0),
-            *([] if ahead is None else [Stage("aggregate", ahead.run, threads=0)]),
-            Stage("fetch", fetch.finish, threads=0, begin=begin, counts=fetch.counts),
-            Stage("compact", Compact(self.graph), threads=0),
-        ]
 
     # -- epochs ------------------------------------------------------------------------------------------------------
 
@@ -242,13 +203,6 @@ class Loader:
     def epoch(self) -> int:
         """The epoch that is under way, or that the next `iter` begins or goes on with."""
         return self._at.epoch
-
-    @property
-    def _at(self) -> Ticket:
-        """How far the consumer is: behind an epoch's last batch still in that epoch, until its end was seen."""
-        if self._ending is None:
-            return self._schedule.ticket(self._position)
-        return Ticket(self._ending, self._position - self._schedule.first(self._ending))
 
     def __iter__(self) -> Iterator[Batch]:
         at = self._at
@@ -356,97 +310,6 @@ class Loader:
     def _num_inputs(self) -> int:
         return self._schedule.num_inputs
 
-    # -- state -------------------------------------------------------------------------------------------------------
-
-    def state_dict(self) -> dict[str, Any]:
-        """What the consumer has seen; loaded into a loader made alike, the next batch is the one after."""
-        at, leftover = self._at, self._schedule.leftover
-        left = leftover.state() if leftover is not None and leftover.epoch == at.epoch else None
-        state = {**at._asdict(), **self._ranks.state(), **self._schedule.state(), "leftover": left}
-        learned = {} if self._sampler is None else self._sampler.state_dict()
-        state |= {MADE_OF: self._identity.state(), **({"sampler": learned} if learned else {})}
-        state |= self._shuffling.state()
-        return state if self._execution is None else {**state, "execution": self._execution.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Makes the next `iter` go on where `state` was taken: with the rest of that epoch, none behind its last batch.
-
-        The caller's code at the end of that epoch, which the state knows nothing of, is then run once more or at last.
-        ValueError, before anything is changed, for the state of a loader with other inputs, another graph or options.
-        """
-        self._ranks.check_own(state)
-        for name, ours in self._schedule.state().items():
-            if state.get(name) != ours:
-                raise ValueError(f"this state is of a loader with {name}={state.get(name)}, here it is {ours}")
-        self._identity.check(state)
-        ticket, leftover = Ticket(int(state["epoch"]), int(state["batch"])), self._ranks.leftover_of(state)
-        execution, planned = self._execution, None
-        if execution is not None and "execution" in state:
-            planned = execution.read_state(state["execution"])
-        seen = self._shuffling.read([state])
-        self._load_sampler([state], ticket)
-        if self._shuffling.go_on_with(seen):
-            self.close()
-        if execution is not None and planned is not None:
-            execution.load_state(planned)
-        self._go_to(ticket, leftover)
-
-    def load_state_dicts(self, states: Sequence[dict[str, Any]]) -> None:
-        """Makes the next `iter` go on where all ranks were, however many; `states` are theirs, in the order of ranks.
-
-        As many ranks as now: each share is gone on with. Another number: what none of them has consumed of the epoch is
-        dealt to the ranks there are now, in shares that differ by at most one and as many batches on each; the epochs
-        behind it are ordinary. Every rank calls it with the same states. `batch_size` and `drop_last` may be others.
-        """
-        own = self._ranks.own_state(states)
-        seen = self._shuffling.read(states)
-        if own is not None:
-            return self.load_state_dict(own)
-        ours = {name: getattr(self._schedule, name) for name in ("shuffle", "seed")}
-        epoch = int(states[0]["epoch"])
-        leftover = self._ranks.deal(states, ours, is_shuffled=seen.shuffles(epoch))
-        for state in states:
-            self._identity.check_sampling(state)
-        ticket = Ticket(epoch, 0 if leftover is None else leftover.first)
-        self._load_sampler(states, ticket)
-        if self._shuffling.go_on_with(seen):
-            self.close()
-        self._go_to(ticket, leftover)
-
-    def _load_sampler(self, states: Sequence[Mapping[str, Any]], ticket: Ticket) -> None:
-        """What samplers of all ranks had learned, one or several, before the batch of `ticket`."""
-        if self._sampler is not None:
-            learned = [state.get("sampler", {}) for state in states]
-            if any(learned) or self._sampler.state_dict():
-                self.close()  # stages that run now draw by what was known before
-            self._sampler.load_state_dicts(learned)
-            self._sampler.consumed((ticket.epoch, ticket.batch - 1))
-
-    def _go_to(self, ticket: Ticket, leftover: Leftover | None) -> None:
-        if leftover is not None or self._schedule.leftover is not None:
-            self.close()  # stages that run now know the inputs of before
-            self._schedule.leftover = leftover
-            self._take_over(leftover)
-            if self._execution is not None:
-                self._execution.take_over(leftover)
-        self._position, end = self._schedule.position(ticket), self._schedule.first(ticket.epoch + 1)
-        self._ending = ticket.epoch if ticket.batch > 0 and self._position == end else None
-        self._is_resuming = True
-        self._iteration += 1
-
-    def _take_over(self, leftover: Leftover | None) -> None:
-        inputs, recipe, schedule = self._ranks.inputs, self._ranks.recipe, self._schedule
-        if recipe is None and (leftover is None or not leftover.num_inputs):
-            return
-        assert inputs is not None and recipe is not None
-
-        def order(origin: int) -> torch.Tensor | None:
-            assert leftover is not None
-            size, is_shuffled = len(leftover.origins[origin]), schedule.shuffles(leftover.epoch)
-            return shuffled(size, schedule.seed, leftover.epoch) if is_shuffled else None
-
-        inputs.take_over(leftover, recipe, order)
-
     def input_ids(self, input_id: torch.Tensor) -> torch.Tensor:
         """The ids of a batch's inputs, by its `input_id`; those that were taken over from other ranks too."""
         if self._ranks.inputs is None:
@@ -495,15 +358,3 @@ class Loader:
 def _reads_bus(graph: Graph | DistGraph) -> bool:
     """Whether the device that samples a graph reads some of it from host memory."""
     return graph.is_pinned if isinstance(graph, Graph) else graph.registered is not None
-
-
-def describe(sampled: Sampled, record: BatchTrace) -> None:
-    """Nodes and edges per hop, into the batch's record; in all where a sample does not say what was found when."""
-    sample = sampled.sample
-    record.nodes = sample.num_sampled_nodes
-    if len(record.nodes) < len(sample.node):
-        record.nodes = {t: [ids.numel()] for t, ids in sample.node.items()} | record.nodes
-    edges = sample.num_sampled_edges
-    if not edges.keys() >= sample.row.keys():
-        edges = {t: [row.numel()] for t, row in sample.row.items()} | edges
-    record.edges = {"|".join(t): counts for t, counts in edges.items()}

@@ -23,7 +23,7 @@ from gnnsys.loader.node_inputs import NodeInputs
 from gnnsys.loader.options import PipelineOptions
 from gnnsys.loader.padding import Padding, PadSizes, as_pad_sizes
 from gnnsys.loader.planned import GraphPlaces
-from gnnsys.loader.planned_execution import options_given, other_ways
+from gnnsys.loader.planned_execution import OtherWays, options_given
 from gnnsys.loader.reserved import node_names
 from gnnsys.loader.row_cache import fill_caches
 from gnnsys.loader.sample_stages import SampleByBoth, SampleFunction, SampleStage, check_node_sampler, make_sample_stage
@@ -209,12 +209,12 @@ class NeighborLoader(Loader):
             guide.watch(self._fetch.counts, self._identity.state)
         if execution is not None:
             in_order = transform is not None or bool(stages) or guide is not None
-            make = other_ways(NeighborLoader, GraphPlaces(graph, target, visits), given)
+            others = OtherWays(NeighborLoader, GraphPlaces(graph, target, visits), given)
             first = None
             if on_host is not None and len(schedule):
                 first = FirstBatch(on_host, None if where is None else sample, schedule, sums, products)
             self._plan_execution(
-                execution, make, visits, is_told_threads=num_threads is not None, is_in_order=in_order, first=first,
+                execution, others, visits, is_told_threads=num_threads is not None, is_in_order=in_order, first=first,
                 sums=sums, products=products,
             )  # fmt: skip
 

@@ -121,11 +121,16 @@ def check_room(way: Way, device: torch.device | None) -> None:
 
 
 class GraphPlaces:
-    """A graph as ways want it. What is there already is shared, and lives as long as a loader that reads it."""
+    """A graph as ways want it. What is there already is shared, and lives as long as a loader that reads it.
+
+    All ways have what the graph has now, whenever they are made: as the loader, they do not see what it is given later.
+    """
 
     def __init__(self, graph: AnyGraph, target: torch.device | None, visits: Visits | None) -> None:
-        self._graph, self._target, self._visits = graph, target, visits
+        self._graph = graph.copy() if isinstance(graph, Graph) else graph
+        self._target, self._visits = target, visits
         self._there: dict[tuple[str, int], weakref.ref[Graph]] = {}
+        self._writes = self._count_writes()
 
     def place(self, way: Way) -> AnyGraph:
         """MemoryError where the device has no room for it any more."""
@@ -137,6 +142,20 @@ class GraphPlaces:
             there = self._make(way)
             self._there[key] = weakref.ref(there)
         return there
+
+    def were_written(self) -> bool:
+        """Whether rows were written since this was last asked, as torch counts writes. Copies are then made anew."""
+        before, self._writes = self._writes, self._count_writes()
+        if before == self._writes:
+            return False
+        self._there.clear()
+        return True
+
+    def _count_writes(self) -> list[int]:
+        data = (self._graph.node_data, self._graph.edge_data) if isinstance(self._graph, Graph) else ()
+        rows = [rows for arrays in data for of_type in arrays.values() for rows in of_type.values()]
+        tables = [each.table if isinstance(each, DeviceCache) else each for each in rows]
+        return [each._version for each in tables if isinstance(each, torch.Tensor) and not each.is_inference()]
 
     def _make(self, way: Way) -> Graph:
         graph, target, visits = self._graph, self._target, self._visits

@@ -9,7 +9,8 @@ again from the next epoch on.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
@@ -19,10 +20,10 @@ from gnnsys.loader.planned import GraphPlaces
 from gnnsys.loader.rank_choice import RankChoice, numbered
 from gnnsys.observe import BatchTrace
 from gnnsys.pipeline import Pipeline, StageCounters
-from gnnsys.planning import ComputeThreads, DriftWatch, ExecutionPlan, MeasuredTurn, TurnClock, Way
+from gnnsys.planning import GIVEN, ComputeThreads, DriftWatch, ExecutionPlan, MeasuredTurn, TurnClock, Way
 from gnnsys.seeds import Leftover
 
-LoaderT = TypeVar("LoaderT")
+LoaderT = TypeVar("LoaderT", covariant=True)
 OpenPipeline = Callable[[int], Pipeline]
 """The pipeline of a way, whose next batch is the one at a position."""
 
@@ -35,16 +36,20 @@ def options_given(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if name not in _OF_ONE_LOADER}
 
 
-def other_ways(face: Callable[..., LoaderT], places: GraphPlaces, given: Mapping[str, Any]) -> Callable[[Way], LoaderT]:
-    """What makes a loader of the same batches that goes another way; `face` is the loader's class."""
+@dataclass(frozen=True)
+class OtherWays(Generic[LoaderT]):
+    """Makes loaders of the same batches that go other ways: of class `face`, with the arguments that were `given`."""
 
-    def make(way: Way) -> LoaderT:
+    face: Callable[..., LoaderT]
+    places: GraphPlaces
+    given: Mapping[str, Any]
+
+    def make(self, way: Way) -> LoaderT:
+        given = self.given
         options = dict(given) if way.loading_threads is None else {**given, "num_threads": way.loading_threads}
         if way.has_patterns:
             options["_way"] = way
-        return face(places.place(way), **options)
-
-    return make
+        return self.face(self.places.place(way), **options)
 
 
 class WayLoader(NamedTuple):
@@ -73,13 +78,15 @@ class PlannedExecution:
     `label` is what a loader has in common with those of other ranks.
 
     A trial counts the batches that were given out. A turn that is broken off begins anew. A way that was chosen
-    beforehand is the user's word, and stays whatever its batches take.
+    beforehand is the user's word, and stays whatever its batches take. `were_written` says whether rows of the graph
+    were, since it was last asked: ways that have copies of them are then made anew.
     """
 
     def __init__(
-        self, plan: ExecutionPlan, make: Callable[[Way], WayLoader], device: torch.device | None, label: str = ""
-    ) -> None:
-        self.plan, self._make = plan, make
+        self, plan: ExecutionPlan, make: Callable[[Way], WayLoader], device: torch.device | None, label: str = "",
+        were_written: Callable[[], bool] = lambda: False,
+    ) -> None:  # fmt: skip
+        self.plan, self._make, self._were_written = plan, make, were_written
         self._name = numbered(label)
         self._ranks: RankChoice | None = None
         self._num_tried = 0
@@ -100,6 +107,8 @@ class PlannedExecution:
 
         Where batches have drifted from what they took, ways take turns again from here on.
         """
+        if self._were_written():
+            self._drop_copies()
         if position != self._position:
             self._break_off()
         self._clock.skip()
@@ -262,6 +271,12 @@ class PlannedExecution:
         if self._current not in keeps:
             self._leave()
         for way in [way for way in self._loaders if way not in keeps]:
+            self._loaders.pop(way).close()
+
+    def _drop_copies(self) -> None:
+        """Ends the ways that read copies of the graph's rows, which are not what they were."""
+        self._leave()
+        for way in [way for way in self._loaders if self.plan.ways[way].place != GIVEN]:
             self._loaders.pop(way).close()
 
     def _break_off(self) -> None:

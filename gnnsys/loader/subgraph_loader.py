@@ -19,7 +19,7 @@ from gnnsys.loader.identity import Identity, graph_identity
 from gnnsys.loader.loader import Loader
 from gnnsys.loader.options import PipelineOptions
 from gnnsys.loader.planned import GraphPlaces
-from gnnsys.loader.planned_execution import options_given, other_ways
+from gnnsys.loader.planned_execution import OtherWays, options_given
 from gnnsys.loader.reserved import node_names
 from gnnsys.loader.sampled import Sampled
 from gnnsys.loader.schedule import Schedule, Ticket
@@ -114,8 +114,8 @@ class SubgraphLoader(Loader):
         )
         if execution is not None:
             in_order = transform is not None or bool(stages)
-            make = other_ways(SubgraphLoader, GraphPlaces(graph, target, None), given)
-            self._plan_execution(execution, make, None, is_told_threads=num_threads is not None, is_in_order=in_order)
+            others = OtherWays(SubgraphLoader, GraphPlaces(graph, target, None), given)
+            self._plan_execution(execution, others, None, is_told_threads=num_threads is not None, is_in_order=in_order)
 
 
 class _SampleSubgraph:

@@ -21,7 +21,11 @@ _gathering = threading.RLock()  # the first rows of some are gathered with all o
 
 class LateRows(Tensor):
     """`gather()` returns all rows, on the tensor's device; it is called where somebody asks for them. `rows()` is the
-    plain tensor, for code that torch does not see (a C extension, say)."""
+    plain tensor, for code that torch does not see (a C extension, say).
+
+    Such code gets a RuntimeError where it reads the memory of what is no plain tensor: `torch.utils.dlpack.to_dlpack`
+    does. `np.from_dlpack`, `torch.from_dlpack` and `__dlpack__` give all rows.
+    """
 
     _gather: Callable[[], Tensor]
     _rows: Tensor | None
@@ -30,6 +34,7 @@ class LateRows(Tensor):
     def _make(cls, shape: Iterable[int], dtype: torch.dtype, device: torch.device, gather: Callable[[], Tensor]) -> Any:
         _keep_from_dynamo()
         made: Any = Tensor._make_wrapper_subclass(cls, tuple(shape), dtype=dtype, device=device)  # type: ignore[attr-defined]
+        torch._C._set_throw_on_mutable_data_ptr(made)  # there is no memory behind it: reading it would end the process
         made._gather, made._rows = gather, None
         return made
 

@@ -13,6 +13,7 @@ from gnnsys.bench.execution.shuffle import (
     ON,
     QUICK_TASK,
     ShuffleRun,
+    centre,
     part_order,
     project,
     run_modes,
@@ -35,6 +36,9 @@ def test_adaptive_is_off_until_it_switches_and_reads_as_many_rows_as_on_from_the
         assert getattr(adaptive, figure)[:switch] == getattr(off, figure)[:switch]
     assert adaptive.rows[switch:] == on.rows[switch:] and min(on.rows) > max(off.rows)
     assert (adaptive.validation[:switch] == on.validation[:switch]) == (not learning_rate)
+    assert len(adaptive.validation) == QUICK_TASK.num_epochs and (adaptive.longer is None) == (adaptive.switch is None)
+    live = {run.live_units for run in (on, off, adaptive)}
+    assert live <= set(range(QUICK_TASK.hidden + 1)) and (learning_rate or len(live) == 1), "the same first weights"
 
 
 def test_accuracy_is_that_of_the_epoch_which_was_best_in_validation():
@@ -46,12 +50,16 @@ def test_what_is_allowed_is_judged_and_figures_are_means_of_seeds():
         return [ShuffleRun([1.0], [each], [10.0], [2.0], switch) for each in accuracies]
 
     found = {ON: of(0.8, 0.82), OFF: of(0.7, 0.72), ADAPTIVE: of(0.8, 0.816, switch=4)}
+    found[ADAPTIVE][0].longer = 81.0  # of two seeds one was shuffled, and went on
+    found[ADAPTIVE][0].live_units, found[ON][1].live_units = 3, 5
     cases = {case.name: case for case in shuffle_cases("a", lambda: found)}
     figures = {name: {side: of.call() for side, of in case.sides().items()} for name, case in cases.items()}
     assert figures["shuffle/a/accuracy"] == pytest.approx({ON: 81.0, OFF: 71.0, ADAPTIVE: 80.8})
     assert figures["shuffle/a/accuracy, allowed"] == pytest.approx(
         {ADAPTIVE: 80.8, f"{ON}, less 0.4": 80.6, f"{OFF}, less noise": 71.0 - 0.4}
     )
+    assert figures["shuffle/a/accuracy, as many shuffled epochs"] == pytest.approx({ADAPTIVE: 81.3, ON: 81.0})
+    assert figures["shuffle/a/hidden units in use"] == {ADAPTIVE: 1.5, ON: 2.5, OFF: 0.0}
     assert figures["shuffle/a/epochs in order"] == {ADAPTIVE: 4.0}
     assert judged(cases.values()) == {("shuffle/a/accuracy, allowed", 1.0)}
     assert judged(shuffle_cases("a", lambda: found, is_judged=False)) == set()
@@ -65,6 +73,16 @@ def test_a_projection_keeps_distances():
     others = ~torch.eye(50, dtype=torch.bool)
     assert graph.node_data[NODE]["x"].shape == (50, 128)
     assert (after[others] / before[others] - 1).abs().mean() < 0.1
+
+
+def test_centred_columns_have_no_mean_and_the_same_distances():
+    graph = sbm(50, num_features=20)
+    before = graph.node_data[NODE]["x"] + 3.0
+    graph.set_node_data("x", before)
+    centre(graph)
+    after = graph.node_data[NODE]["x"]
+    assert torch.allclose(after.mean(0), torch.zeros(20), atol=1e-5)
+    assert torch.allclose(after[1:] - after[:-1], before[1:] - before[:-1], atol=1e-5)
 
 
 def test_batches_in_the_order_of_parts_read_fewer_rows_of_a_real_graph():

@@ -17,7 +17,9 @@ NUMBERS = (  # files about the numbers that plain layers give: how layers are tr
     "test_edges",
     "test_embedding",
     "test_exact",
-    "test_execution",
+    "test_execution_choice",
+    "test_execution_kept",
+    "test_execution_results",
     "test_inference",
     "test_memory",
     "test_moves",
@@ -50,6 +52,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For plans, whatever the machine has."""
+    monkeypatch.setattr("gnnsys.fullgraph.plan.propose_ways.num_usable_cores", lambda: 1)
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,69 @@
+"""A batch's way through a loader, from its ticket to what the user gets: stages that `StageLayout` gives threads.
+
+They must not refer to the loader: threads hold the stages, and would keep it alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from gnnsys.loader.fetch import Fetch
+from gnnsys.loader.first_products import FirstProducts
+from gnnsys.loader.first_sums import FirstSums
+from gnnsys.loader.sampled import Compact, Inputs, Sampled
+from gnnsys.loader.schedule import Schedule, Ticket
+from gnnsys.observe import BatchTrace, Trace
+from gnnsys.pipeline import Stage
+from gnnsys.sampling import AnyGraph, Sampler
+
+
+def batch_stages(
+    graph: AnyGraph, schedule: Schedule, sample: Callable[[Ticket, Tensor], Sampled], fetch: Fetch,
+    ahead: FirstSums | FirstProducts | None, *, trace: Trace | None, device_name: str, sampler: Sampler | None,
+) -> list[Stage]:  # fmt: skip
+    """Schedule, sample, fetch and compact; `ahead` makes what the first layer takes, before rows are fetched.
+
+    With `trace` every batch leaves a record. `sampler` chooses the columns that are read, where it does.
+    """
+
+    def choose(ticket: Ticket) -> Inputs:
+        chosen = schedule.inputs(ticket)
+        if trace is None:
+            return Inputs(ticket, chosen, None)
+        number = schedule.position(ticket)
+        record = BatchTrace(ticket.epoch, number, device=device_name, num_seeds=chosen.numel())
+        trace.start(number, record)
+        return Inputs(ticket, chosen, record)
+
+    def sample_inputs(inputs: Inputs) -> Sampled:
+        sampled = sample(inputs.ticket, inputs.chosen)
+        sampled.position = max(-1, schedule.position(inputs.ticket))
+        if sampler is not None:
+            sampled.columns = sampler.columns_at(inputs.ticket)
+        if inputs.trace is not None:
+            sampled.trace = inputs.trace
+            _describe(sampled, inputs.trace)
+        return sampled
+
+    begin = None if fetch.is_in_memory else fetch.begin
+    return [
+        Stage("schedule", choose, threads=0),
+        Stage("sample", sample_inputs, threads=0),
+        *([] if ahead is None else [Stage("aggregate", ahead.run, threads=0)]),
+        Stage("fetch", fetch.finish, threads=0, begin=begin, counts=fetch.counts),
+        Stage("compact", Compact(graph), threads=0),
+    ]
+
+
+def _describe(sampled: Sampled, record: BatchTrace) -> None:
+    """Nodes and edges per hop, into the batch's record; in all where a sample does not say what was found when."""
+    sample = sampled.sample
+    record.nodes = sample.num_sampled_nodes
+    if len(record.nodes) < len(sample.node):
+        record.nodes = {t: [ids.numel()] for t, ids in sample.node.items()} | record.nodes
+    edges = sample.num_sampled_edges
+    if not edges.keys() >= sample.row.keys():
+        edges = {t: [row.numel()] for t, row in sample.row.items()} | edges
+    record.edges = {"|".join(t): counts for t, counts in edges.items()}
