@@ -44,6 +44,14 @@ from gnnsys.planning.execution.rules import BatchRule, BatchSizes, plan_batch
 from gnnsys.planning.execution.trial import WayTrial
 from gnnsys.planning.execution.turn_clock import TurnClock
 from gnnsys.planning.execution.way import CACHED, DEVICE, GIVEN, PINNED, Way
+from gnnsys.planning.placement import (
+    PlacedHost,
+    PlacedSampler,
+    PlacementForecast,
+    PlacementPlan,
+    RunnerUp,
+    is_placement_plan,
+)
 from gnnsys.planning.scheduling.grouping import GroupedPlan, plan_groups
 from gnnsys.planning.scheduling.operations import Operation, OperatorCosts, PlanGraph
 from gnnsys.planning.scheduling.sampling_turns import (
@@ -99,6 +107,10 @@ __all__ = [
     "Operation",
     "OperatorCost",
     "OperatorCosts",
+    "PlacedHost",
+    "PlacedSampler",
+    "PlacementForecast",
+    "PlacementPlan",
     "PlanComparison",
     "PlanEstimate",
     "PlanGraph",
@@ -106,6 +118,7 @@ __all__ = [
     "ProfiledMachine",
     "Rates",
     "RuleShares",
+    "RunnerUp",
     "SampleLoad",
     "SamplingForecast",
     "SamplingStage",
@@ -127,6 +140,7 @@ __all__ = [
     "costs",
     "expected_sizes",
     "is_given",
+    "is_placement_plan",
     "least_seconds",
     "list_schedule",
     "machine_profile",
