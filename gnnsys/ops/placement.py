@@ -18,9 +18,9 @@ WALK_COSTS = ("path", "bound", "load")
 
 
 class PlacementWalk(NamedTuple):
-    """`moves` int64 [steps, 3]: task (-1: no machine can take it), machine, whether it was accepted. `costs` [steps]: of
-    where the walk is behind each step. `found` [count, placed]: what is worth simulating, once each, with `found_costs`
-    and the step of each, -1 for the start."""
+    """`moves` int64 [steps, 3]: task (-1: no machine can take it), machine, whether it was accepted. `costs` [steps]:
+    of where the walk is behind each step. `found` [count, placed]: what is worth simulating, once each, with
+    `found_costs` and the step of each, -1 for the start."""
 
     moves: Tensor
     costs: Tensor

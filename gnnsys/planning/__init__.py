@@ -1,5 +1,5 @@
 """Planning: what runs where, from what this machine can do and what was measured. `execution` plans one process,
-`costs` says what operators cost."""
+`costs` says what operators cost, `simulation` says how long a job takes on a cluster."""
 
 from gnnsys.planning import costs
 from gnnsys.planning.costs import (
@@ -75,6 +75,19 @@ from gnnsys.planning.scheduling.turn_groups import (
     predict_groups,
     without_sampling,
 )
+from gnnsys.planning.simulation import (
+    POLICIES,
+    ClusterMachines,
+    CountedAmount,
+    Demands,
+    DrawnAmount,
+    RunBinding,
+    RunBounds,
+    SimulatedRun,
+    TrainingTasks,
+    run_bounds,
+    simulate,
+)
 
 __all__ = [
     "CACHED",
@@ -82,17 +95,22 @@ __all__ = [
     "GIVEN",
     "KINDS",
     "PINNED",
+    "POLICIES",
     "BatchLoad",
     "BatchRule",
     "BatchSchedule",
     "BatchSizes",
     "CacheRefill",
+    "ClusterMachines",
     "ComputeThreads",
     "CostContext",
     "CostModel",
     "CostProbe",
+    "CountedAmount",
     "CubicCost",
+    "Demands",
     "DeviceProbes",
+    "DrawnAmount",
     "Drift",
     "DriftWatch",
     "ExecutionPlan",
@@ -118,12 +136,16 @@ __all__ = [
     "ProfiledMachine",
     "Rates",
     "RuleShares",
+    "RunBinding",
+    "RunBounds",
     "RunnerUp",
     "SampleLoad",
     "SamplingForecast",
     "SamplingStage",
     "SamplingTurns",
+    "SimulatedRun",
     "SumLoad",
+    "TrainingTasks",
     "TransferCost",
     "TurnClock",
     "TurnGroup",
@@ -153,7 +175,9 @@ __all__ = [
     "propose_splits",
     "random_block",
     "round_shares",
+    "run_bounds",
     "sampling_threads",
+    "simulate",
     "spread",
     "steady_seconds",
     "time_probes",
