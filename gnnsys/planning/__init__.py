@@ -2,6 +2,7 @@
 `costs` says what operators cost."""
 
 from gnnsys.planning import costs
+from gnnsys.planning.cluster.cluster import Cluster, ClusterHost, ClusterUplink
 from gnnsys.planning.costs import (
     CostContext,
     CostModel,
@@ -79,6 +80,9 @@ __all__ = [
     "BatchSchedule",
     "BatchSizes",
     "CacheRefill",
+    "Cluster",
+    "ClusterHost",
+    "ClusterUplink",
     "ComputeThreads",
     "CostContext",
     "CostModel",
