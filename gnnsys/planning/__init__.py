@@ -2,6 +2,7 @@
 `costs` says what operators cost, `simulation` says how long a job takes on a cluster."""
 
 from gnnsys.planning import costs
+from gnnsys.planning.cluster.cluster import Cluster, ClusterHost, ClusterUplink
 from gnnsys.planning.costs import (
     CostContext,
     CostModel,
@@ -101,7 +102,10 @@ __all__ = [
     "BatchSchedule",
     "BatchSizes",
     "CacheRefill",
+    "Cluster",
+    "ClusterHost",
     "ClusterMachines",
+    "ClusterUplink",
     "ComputeThreads",
     "CostContext",
     "CostModel",
