@@ -1,5 +1,15 @@
 """Where parts, trainers and samplers go (DGTP, §V): a first placement (IFS), a search (ETP), and the file of a plan."""
 
+from gnnsys.planning.placement.baselines import (
+    BASELINES,
+    all_placements,
+    distdgl_placement,
+    even_placement,
+    exhaustive,
+    random_placement,
+)
+from gnnsys.planning.placement.explore import Exploration, ExploreSettings, SimulatedPlacement, explore
+from gnnsys.planning.placement.first_placement import NoPlacement, first_placement
 from gnnsys.planning.placement.plan_file import (
     PlacedHost,
     PlacedSampler,
@@ -8,12 +18,30 @@ from gnnsys.planning.placement.plan_file import (
     RunnerUp,
     is_placement_plan,
 )
+from gnnsys.planning.placement.problem import CostBounds, PlacementProblem
+from gnnsys.planning.placement.resources import Resources, TaskCounts
 
 __all__ = [
+    "BASELINES",
+    "CostBounds",
+    "Exploration",
+    "ExploreSettings",
+    "NoPlacement",
     "PlacedHost",
     "PlacedSampler",
     "PlacementForecast",
     "PlacementPlan",
+    "PlacementProblem",
+    "Resources",
     "RunnerUp",
+    "SimulatedPlacement",
+    "TaskCounts",
+    "all_placements",
+    "distdgl_placement",
+    "even_placement",
+    "exhaustive",
+    "explore",
+    "first_placement",
     "is_placement_plan",
+    "random_placement",
 ]
