@@ -6,111 +6,81 @@ Each is a function of a problem, and keeps its resources or raises `NoPlacement`
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
 from gnnsys.planning.placement.explore import SimulatedPlacement, simulate_best
-from gnnsys.planning.placement.first_placement import NoPlacement, first_placement, what_lacks
+from gnnsys.planning.placement.first_placement import NoPlacement, first_counts, what_lacks, with_identities
 from gnnsys.planning.placement.problem import PlacementProblem
-from gnnsys.planning.placement.resources import SAMPLER, SERVER, WORKER, Floats, Ints
+from gnnsys.planning.placement.resources import SAMPLER, WORKER, Ints
 
 MOST_EXHAUSTIVE = 100_000
 _TRIES = 200  # random placements that do not fit, before it is given up
 
 
-class _Seats:
-    """Machines that are filled task by task."""
+class _Groups:
+    """Workers that are seated with all their samplers, one after another; the others are left to IFS."""
 
     def __init__(self, problem: PlacementProblem) -> None:
         self.problem, self.counts = problem, problem.counts
         self.demand = problem.resources.demand
         self.left = problem.resources.behind_stores(problem.store_machine)
-        self.workers = np.full(self.counts.num_workers, -1, dtype=np.int64)
-        self.samplers = np.full((self.counts.num_workers, self.counts.samplers_per_worker), -1, dtype=np.int64)
-        self.servers = np.full(self.counts.num_servers, -1, dtype=np.int64)
-        self.num_workers = np.zeros(len(self.left), dtype=np.int64)
+        self.machine: list[int] = []  # of each group
+        self.takes = self.demand[WORKER] + self.counts.samplers_per_worker * self.demand[SAMPLER]
 
-    def able(self, takes: Floats) -> Ints:
-        """Machines that have room for so much."""
-        return np.flatnonzero((self.left >= takes).all(axis=1))
-
-    def group(self) -> Floats:
-        """What a worker takes with all its samplers."""
-        return self.demand[WORKER] + self.counts.samplers_per_worker * self.demand[SAMPLER]
-
-    def seat_group(self, worker: int, machine: int) -> None:
-        self.left[machine] -= self.group()
-        self.workers[worker] = machine
-        self.samplers[worker] = machine
-        self.num_workers[machine] += 1
-
-    def seat_rest(self) -> bool:
-        """Workers, samplers and servers that have no place yet, in this order: each where its worker is, or else on the
-        machine that has most room. Whether all fit."""
-        for worker in np.flatnonzero(self.workers < 0):
-            machine = self._roomiest(self.demand[WORKER], -1)
-            if machine < 0:
-                return False
-            self.workers[worker] = machine
-        for worker, place in np.argwhere(self.samplers < 0):
-            machine = self._roomiest(self.demand[SAMPLER], int(self.workers[worker]))
-            if machine < 0:
-                return False
-            self.samplers[worker, place] = machine
-        for server in range(self.counts.num_servers):
-            machine = self._roomiest(self.demand[SERVER], -1)
-            if machine < 0:
-                return False
-            self.servers[server] = machine
+    def seat(self, machine: int) -> bool:
+        """Whether a group fits a machine, and what remains still fits somewhere. If so, it is seated."""
+        if (self.left[machine] < self.takes).any():
+            return False
+        self.left[machine] -= self.takes
+        self.machine.append(machine)
+        if self._rest() is None:
+            self.left[machine] += self.takes
+            self.machine.pop()
+            return False
         return True
 
-    def _roomiest(self, takes: Floats, preferred: int) -> int:
-        able = self.able(takes)
-        if not len(able):
-            return -1
-        if preferred in able:
-            machine = preferred
-        else:
-            share = (self.left - takes) / np.maximum(self.problem.resources.capacity, 1e-300)
-            machine = int(able[np.argmax(share[able].min(axis=1))])
-        self.left[machine] -= takes
-        return machine
+    def _rest(self) -> Ints | None:
+        remaining = replace(self.counts, num_workers=self.counts.num_workers - len(self.machine))
+        return first_counts(self.left, self.demand, remaining, np.arange(len(self.left)))
 
     def placement(self) -> Ints:
+        """Groups, then the rest with as many samplers beside their worker as can be."""
+        rest = self._rest()
+        if rest is None:
+            raise NoPlacement(what_lacks(self.problem.resources, self.counts, self.problem.store_machine))
+        remaining = replace(self.counts, num_stores=0, num_workers=self.counts.num_workers - len(self.machine))
+        others = with_identities(rest, remaining, np.zeros(0, dtype=np.int64))
+        samplers, workers = others[: remaining.num_samplers], others[remaining.num_samplers :]
+        own = np.array(self.machine, dtype=np.int64)
         stores = self.problem.store_machine
-        return np.concatenate([stores, self.samplers.reshape(-1), self.workers, self.servers])
+        return np.concatenate([stores, np.repeat(own, self.counts.samplers_per_worker), samplers, own, workers])
 
 
 def distdgl_placement(problem: PlacementProblem) -> Ints:
-    """Each worker with its samplers on one machine, machines filled one after another; workers and samplers that fit no
-    machine together are separated, as few as can be this way."""
-    seats = _Seats(problem)
-    for worker in range(problem.counts.num_workers):
-        able = seats.able(seats.group())
-        if not len(able):
+    """Each worker with its samplers on the machine with the fewest workers that has room. Where no machine has,
+    workers and samplers are separated, as few as can be this way."""
+    groups = _Groups(problem)
+    num_workers = np.zeros(problem.machines.num_machines, dtype=np.int64)
+    while len(groups.machine) < problem.counts.num_workers:
+        for machine in np.argsort(num_workers, kind="stable"):
+            if groups.seat(int(machine)):
+                num_workers[machine] += 1
+                break
+        else:
             break
-        seats.seat_group(worker, int(able[np.argmin(seats.num_workers[able])]))
-    return _complete(seats)
+    return groups.placement()
 
 
 def even_placement(problem: PlacementProblem) -> Ints:
-    """What torchrun and `place_parts` do: the same number of trainers on every machine, in blocks, the first ones with
-    one more where it does not go up; samplers beside their trainer."""
-    seats = _Seats(problem)
+    """What torchrun and `place_parts` do: as many trainers on every machine, in blocks, with their samplers. Those that
+    their machine has no room for go where there is some."""
+    groups = _Groups(problem)
     num_workers, num_machines = problem.counts.num_workers, problem.machines.num_machines
     for worker in range(num_workers):
-        machine = worker * num_machines // num_workers
-        if machine in seats.able(seats.group()):
-            seats.seat_group(worker, machine)
-    return _complete(seats)
-
-
-def _complete(seats: _Seats) -> Ints:
-    """The rest where there is room. A greedy rest may fail where a placement exists: then IFS's counts are taken."""
-    if seats.seat_rest():
-        return seats.placement()
-    problem = seats.problem
-    return first_placement(problem.resources, problem.counts, problem.store_machine, seed=0)
+        groups.seat(worker * num_machines // num_workers)
+    return groups.placement()
 
 
 def random_placement(problem: PlacementProblem, seed: int = 0) -> Ints:
