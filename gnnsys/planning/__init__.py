@@ -45,6 +45,9 @@ from gnnsys.planning.execution.rules import BatchRule, BatchSizes, plan_batch
 from gnnsys.planning.execution.trial import WayTrial
 from gnnsys.planning.execution.turn_clock import TurnClock
 from gnnsys.planning.execution.way import CACHED, DEVICE, GIVEN, PINNED, Way
+from gnnsys.planning.profile.job_profile import ByteWork, JobGradients, JobProfile
+from gnnsys.planning.profile.share_profile import FLOWS, HOME_SHARE, WORK, ShareProfile, mix
+from gnnsys.planning.profile.step_cost import step_seconds
 from gnnsys.planning.scheduling.grouping import GroupedPlan, plan_groups
 from gnnsys.planning.scheduling.operations import Operation, OperatorCosts, PlanGraph
 from gnnsys.planning.scheduling.sampling_turns import (
@@ -72,13 +75,17 @@ from gnnsys.planning.scheduling.turn_groups import (
 __all__ = [
     "CACHED",
     "DEVICE",
+    "FLOWS",
     "GIVEN",
+    "HOME_SHARE",
     "KINDS",
     "PINNED",
+    "WORK",
     "BatchLoad",
     "BatchRule",
     "BatchSchedule",
     "BatchSizes",
+    "ByteWork",
     "CacheRefill",
     "Cluster",
     "ClusterHost",
@@ -95,6 +102,8 @@ __all__ = [
     "GraphBytes",
     "GroupedPlan",
     "HostProbes",
+    "JobGradients",
+    "JobProfile",
     "LayerSize",
     "MachineProfile",
     "Memory",
@@ -114,6 +123,7 @@ __all__ = [
     "SamplingForecast",
     "SamplingStage",
     "SamplingTurns",
+    "ShareProfile",
     "SumLoad",
     "TransferCost",
     "TurnClock",
@@ -135,6 +145,7 @@ __all__ = [
     "list_schedule",
     "machine_profile",
     "measure_rates",
+    "mix",
     "plan_batch",
     "plan_groups",
     "predict_groups",
@@ -146,6 +157,7 @@ __all__ = [
     "sampling_threads",
     "spread",
     "steady_seconds",
+    "step_seconds",
     "time_probes",
     "without_sampling",
 ]
