@@ -1,5 +1,5 @@
 """Planning: what runs where, from what this machine can do and what was measured. `execution` plans one process,
-`costs` says what operators cost."""
+`costs` says what operators cost, `simulation` says how long a job takes on a cluster."""
 
 from gnnsys.planning import costs
 from gnnsys.planning.cluster.cluster import Cluster, ClusterHost, ClusterUplink
@@ -71,6 +71,19 @@ from gnnsys.planning.scheduling.turn_groups import (
     predict_groups,
     without_sampling,
 )
+from gnnsys.planning.simulation import (
+    POLICIES,
+    ClusterMachines,
+    CountedAmount,
+    Demands,
+    DrawnAmount,
+    RunBinding,
+    RunBounds,
+    SimulatedRun,
+    TrainingTasks,
+    run_bounds,
+    simulate,
+)
 
 __all__ = [
     "CACHED",
@@ -80,6 +93,7 @@ __all__ = [
     "HOME_SHARE",
     "KINDS",
     "PINNED",
+    "POLICIES",
     "WORK",
     "BatchLoad",
     "BatchRule",
@@ -89,13 +103,17 @@ __all__ = [
     "CacheRefill",
     "Cluster",
     "ClusterHost",
+    "ClusterMachines",
     "ClusterUplink",
     "ComputeThreads",
     "CostContext",
     "CostModel",
     "CostProbe",
+    "CountedAmount",
     "CubicCost",
+    "Demands",
     "DeviceProbes",
+    "DrawnAmount",
     "Drift",
     "DriftWatch",
     "ExecutionPlan",
@@ -119,12 +137,16 @@ __all__ = [
     "ProfiledMachine",
     "Rates",
     "RuleShares",
+    "RunBinding",
+    "RunBounds",
     "SampleLoad",
     "SamplingForecast",
     "SamplingStage",
     "SamplingTurns",
     "ShareProfile",
+    "SimulatedRun",
     "SumLoad",
+    "TrainingTasks",
     "TransferCost",
     "TurnClock",
     "TurnGroup",
@@ -154,7 +176,9 @@ __all__ = [
     "propose_splits",
     "random_block",
     "round_shares",
+    "run_bounds",
     "sampling_threads",
+    "simulate",
     "spread",
     "steady_seconds",
     "step_seconds",

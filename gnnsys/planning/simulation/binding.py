@@ -1,0 +1,132 @@
+"""What the makespan was spent on: the chain of Lemma 2, walked back from the last task.
+
+Each task and flow of a run has a cause: what ended at the very moment it started. Following causes back from the task
+that ended last gives tasks and flows that cover [0, T] without a gap. A flow's seconds go to the link that limited it,
+a task's to the task, or to its machine's cores where it was slowed by them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gnnsys.planning.simulation.tasks import EDGE_KINDS, TASK_KINDS
+
+if TYPE_CHECKING:
+    from gnnsys.planning.simulation.simulate import SimulatedRun
+
+_WORST = 3  # how many are named in words
+
+
+@dataclass(frozen=True)
+class ChainLink:
+    """A task or flow of the chain. `index` is its task or edge; `limited` [4] seconds by link where it is a flow."""
+
+    is_flow: bool
+    index: int
+    iteration: int
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class RunBinding:
+    """`chain` from time 0 on, and `seconds` of the makespan by what they were spent on, most first.
+
+    Keys of `seconds`: ("link", number), ("cores", machine), ("server", machine) or (kind of task, machine).
+    """
+
+    chain: tuple[ChainLink, ...]
+    seconds: dict[tuple[str, int], float]
+    names: dict[tuple[str, int], str]
+    waits_for_batches: int  # how often the chain went through a limit on batches ahead
+
+    @property
+    def total(self) -> float:
+        return sum(self.seconds.values())
+
+    @property
+    def first(self) -> tuple[str, int]:
+        """What most of the makespan was spent on."""
+        return next(iter(self.seconds))
+
+    def percent(self, key: tuple[str, int]) -> float:
+        return 100 * self.seconds.get(key, 0.0) / self.total if self.total else 0.0
+
+    def lines(self) -> list[str]:
+        """In words: `61% on the link into host 3, 30% ...`."""
+        worst = [f"{self.percent(key):.0f}% on {self.names[key]}" for key in list(self.seconds)[:_WORST]]
+        lines = [f"what binds: {', '.join(worst)}" if worst else "what binds: nothing takes time"]
+        if self.waits_for_batches:
+            lines.append(f"the limit on batches ahead held work back {self.waits_for_batches} times on this chain")
+        return lines
+
+    @classmethod
+    def of(cls, run: SimulatedRun) -> RunBinding:
+        chain, held = _walk(run)
+        seconds: dict[tuple[str, int], float] = defaultdict(float)
+        for link in chain:
+            for key, value in _spent(run, link):
+                if value > 0:
+                    seconds[key] += value
+        ordered = dict(sorted(seconds.items(), key=lambda pair: -pair[1]))
+        return cls(tuple(chain), ordered, {key: _words(run, key) for key in ordered}, held)
+
+
+def _walk(run: SimulatedRun) -> tuple[list[ChainLink], int]:
+    times, num_tasks, num_edges = run.times, run.given.num_tasks, run.given.num_edges
+    first_flow = num_tasks * run.given.iterations
+    item = (run.given.iterations - 1) * num_tasks + int(np.argmax(times.task_end[-1]))
+    chain: list[ChainLink] = []
+    held, by_start = 0, False
+    while True:
+        if item < first_flow:
+            n, index = divmod(item, num_tasks)
+            link = ChainLink(False, index, n, float(times.task_start[n, index]), float(times.task_end[n, index]))
+            cause = int(times.task_cause[n, index])
+        else:
+            n, index = divmod(item - first_flow, num_edges)
+            link = ChainLink(True, index, n, float(times.flow_start[n, index]), float(times.flow_end[n, index]))
+            cause = int(times.flow_cause[n, index])
+        if by_start:
+            held += 1
+        else:
+            chain.append(link)
+        if cause < 0:
+            return chain[::-1], held
+        item, by_start = cause // 2, bool(cause % 2)
+
+
+def _spent(run: SimulatedRun, link: ChainLink) -> list[tuple[tuple[str, int], float]]:
+    if link.is_flow:
+        passed = run.given.edge_links()[link.index]
+        limited = run.times.limited[link.iteration, link.index]
+        return [(("link", int(k)), float(s)) for k, s in zip(passed, limited, strict=True) if k >= 0]
+    machine = int(run.given.machine[link.index])
+    alone = float(run.given.seconds[link.iteration, link.index])
+    kind = TASK_KINDS[run.tasks.kind[link.index]]
+    took = link.end - link.start
+    if took > alone * (1 + 1e-9):  # its cores were shared
+        return [(("cores", machine), took)]
+    return [((kind, machine), took)]
+
+
+def _words(run: SimulatedRun, key: tuple[str, int]) -> str:
+    what, number = key
+    assert run.machines.names is not None
+    if what == "link":
+        return f"the {run.machines.link_names()[number]}"
+    where = run.machines.names[number]
+    if what == "cores":
+        return f"the cores of {where}"
+    return f"work of {what}s on {where}"
+
+
+def flow_words(run: SimulatedRun, edge: int) -> str:
+    """`graph from store 1 to sampler 0 of worker 0`."""
+    tasks = run.tasks
+    kind = EDGE_KINDS[tasks.edge_kind[edge]]
+    return f"{kind} from {tasks.name(int(tasks.source[edge]))} to {tasks.name(int(tasks.target[edge]))}"
