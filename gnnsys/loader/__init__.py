@@ -8,6 +8,7 @@ from gnnsys.loader.fetch import Fetch, Names
 from gnnsys.loader.given_links import edge_index_of, named_links, resolve_inputs
 from gnnsys.loader.hard_negatives import HardNegatives, ScoredNegatives
 from gnnsys.loader.identity import NAME, check_made_of, check_sampling, checksum, graph_identity, plain
+from gnnsys.loader.in_turn import BatchInTurn, in_turn
 from gnnsys.loader.link_inputs import make_seeder
 from gnnsys.loader.link_loader import LinkNeighborLoader
 from gnnsys.loader.link_seeds import LinkSeeder, LinkSeeds
@@ -32,6 +33,7 @@ Store = TypeValues
 __all__ = [
     "NAME",
     "Batch",
+    "BatchInTurn",
     "BatchNumbers",
     "DegreeNegatives",
     "Drawn",
@@ -75,6 +77,7 @@ __all__ = [
     "default_num_threads",
     "edge_index_of",
     "graph_identity",
+    "in_turn",
     "induced",
     "make_seeder",
     "named_links",

@@ -53,6 +53,13 @@ class StageLayout:
         sampling = threads.get("sample", self.num_threads)
         return sampling + self.sample_depth + threads.get("fetch", min(self.fetch_threads, self.num_threads)) + 1
 
+    @property
+    def num_ahead(self) -> int:
+        """Batches whose rows are asked for and have not come, when those of one before them are waited for, where
+        nothing but room holds the others back."""
+        sampling = self.options.threads.get("sample", self.num_threads)
+        return sampling + self.sample_depth if self.num_threads and sampling else 0
+
     def arrange(
         self,
         ours: Sequence[Stage],

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import torch
 
-from gnnsys.comm import BatchLoop, use_context
+from gnnsys.comm import BatchLoop, RequestContext, use_context
 from gnnsys.graph import Graph, IdsLike, as_ids
 from gnnsys.loader.adaptive_shuffle import AdaptiveShuffle
 from gnnsys.loader.batch import Batch
@@ -112,6 +112,7 @@ class Loader:
             fetch_threads=fetch_threads, native_threads=SumThreads.here().each if sums is not None and on_device else 1,
             group_bytes=room_for_groups(by_device) if options.group else None,
         )  # fmt: skip
+        self.num_ahead = layout.num_ahead  # batches on the network besides the one whose turn it is
         num_batches = prefetch + num_threads + 1 + layout.sample_depth  # that wait, are made, and are used
         pool = BufferPool(max_free=num_batches * self._fetch.num_arrays)
         MemoryBudget.of("cpu").watch(pool, "loader buffers", BufferPool.held_bytes)
@@ -119,6 +120,9 @@ class Loader:
         self._fetch.prepare(RowBuffers(pool, pin=target is not None), num_shared, options.keep)
         self._fetch.widens = target is None or any(stage.after == "fetch" for stage in stages)
         self._trace = Trace(options.trace) if options.trace else None
+        client = getattr(graph, "client", None)
+        if self._trace is not None and client is not None:
+            client.traces[self._context.loader] = self._trace
         if target is None:
             self._fetch.check_on_host()
         self._copy = None if target is None else DeviceCopy(target)
@@ -443,6 +447,22 @@ class Loader:
         if self._ranks.inputs is None:
             raise ValueError("this loader's inputs are links that were given by their ends: they have no ids")
         return self._ranks.inputs[input_id]
+
+    # -- for who makes its batches one by one (`in_turn`) ----------------------------------------------------------
+
+    def stages_in_turn(self) -> list[Stage]:
+        """The stages of a batch, from its ticket on. Rows that are under way now are not shared with what comes."""
+        self.close()
+        return list(self._stages)
+
+    @property
+    def schedule(self) -> Schedule:
+        return self._schedule
+
+    @property
+    def context(self) -> RequestContext:
+        """What the messages of its batches say."""
+        return self._context
 
     # -- counters and end --------------------------------------------------------------------------------------------
 

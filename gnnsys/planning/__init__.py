@@ -69,6 +69,9 @@ from gnnsys.planning.placement import (
     is_placement_plan,
     random_placement,
 )
+from gnnsys.planning.profile.job_profile import ByteWork, JobGradients, JobProfile
+from gnnsys.planning.profile.share_profile import FLOWS, HOME_SHARE, WORK, ShareProfile, mix
+from gnnsys.planning.profile.step_cost import step_seconds
 from gnnsys.planning.scheduling.grouping import GroupedPlan, plan_groups
 from gnnsys.planning.scheduling.operations import Operation, OperatorCosts, PlanGraph
 from gnnsys.planning.scheduling.sampling_turns import (
@@ -110,14 +113,18 @@ __all__ = [
     "BASELINES",
     "CACHED",
     "DEVICE",
+    "FLOWS",
     "GIVEN",
+    "HOME_SHARE",
     "KINDS",
     "PINNED",
     "POLICIES",
+    "WORK",
     "BatchLoad",
     "BatchRule",
     "BatchSchedule",
     "BatchSizes",
+    "ByteWork",
     "CacheRefill",
     "Cluster",
     "ClusterHost",
@@ -141,6 +148,8 @@ __all__ = [
     "GraphBytes",
     "GroupedPlan",
     "HostProbes",
+    "JobGradients",
+    "JobProfile",
     "LayerSize",
     "MachineProfile",
     "Memory",
@@ -170,6 +179,7 @@ __all__ = [
     "SamplingForecast",
     "SamplingStage",
     "SamplingTurns",
+    "ShareProfile",
     "SimulatedPlacement",
     "SimulatedRun",
     "SumLoad",
@@ -202,6 +212,7 @@ __all__ = [
     "list_schedule",
     "machine_profile",
     "measure_rates",
+    "mix",
     "plan_batch",
     "plan_groups",
     "predict_groups",
@@ -216,6 +227,7 @@ __all__ = [
     "simulate",
     "spread",
     "steady_seconds",
+    "step_seconds",
     "time_probes",
     "without_sampling",
 ]
