@@ -9,6 +9,7 @@ best time so far cannot be better: it is passed over, and the result is the same
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,7 @@ from gnnsys.planning.placement.first_placement import first_placement
 from gnnsys.planning.placement.problem import PlacementProblem
 from gnnsys.planning.placement.resources import Ints
 
+PAPER_BETA, RELATIVE_BETA = 0.1, 100.0
 _KEPT = 16  # best placements that a result has
 
 
@@ -27,12 +29,13 @@ class ExploreSettings:
 
     `cost` "bound": busiest link, busiest cores and full-rate path, the largest; "path": Eq. 27 as it is written;
     "load": links and cores alone. `relative`: costs are divided by the first one before `beta` multiplies them, so that
-    it does not depend on the length of an iteration; the paper's beta multiplies seconds. `simulate_all`: nothing is
+    it does not depend on the length of an iteration: 100 then, unless it is given. The paper's 0.1 multiplies seconds;
+    with costs around 1 it would accept everything. `simulate_all`: nothing is
     passed over.
     """
 
     steps: int = 10_000
-    beta: float = 0.1
+    beta: float | None = None
     relative: bool = True
     mu: float = 1.0
     gamma: float = 0.1
@@ -43,6 +46,8 @@ class ExploreSettings:
     def __post_init__(self) -> None:
         if self.cost not in WALK_COSTS:
             raise ValueError(f"cost is one of {', '.join(WALK_COSTS)}, got {self.cost!r}")
+        if self.beta is None:
+            object.__setattr__(self, "beta", RELATIVE_BETA if self.relative else PAPER_BETA)
         for name in ("steps", "beta", "mu", "gamma"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)!r}")
@@ -80,9 +85,17 @@ class Exploration:
 
 
 def explore(
-    problem: PlacementProblem, settings: ExploreSettings | None = None, *, start: Ints | None = None
+    problem: PlacementProblem,
+    settings: ExploreSettings | None = None,
+    *,
+    start: Ints | None = None,
+    as_run: Callable[[Ints], Ints] | None = None,
 ) -> Exploration:
-    """Searches from `start`, or from what IFS finds (`NoPlacement` where nothing fits)."""
+    """Searches from `start`, or from what IFS finds (`NoPlacement` where nothing fits).
+
+    `as_run` makes of a placement what a run would do of it, before it is simulated: which trainer gets which seeds is
+    not a planner's choice in gnnsys.
+    """
     chosen = settings or ExploreSettings()
     if start is None:
         start = first_placement(problem.resources, problem.counts, problem.store_machine, seed=chosen.seed)
@@ -99,7 +112,10 @@ def explore(
     )
     found = walk.found.numpy()
     walked = time.perf_counter()
-    candidates = found[1:] if len(found) and (found[0] == start).all() else found
+    if as_run is not None:
+        start = as_run(start)
+        found = np.array([as_run(one) for one in found], dtype=np.int64).reshape(found.shape)
+    candidates = np.unique(found[(found != start).any(axis=1)], axis=0)
     first = SimulatedPlacement(start, problem.simulate(start).seconds, "start")
     ranked = simulate_best(problem, candidates, first, simulate_all=chosen.simulate_all)
     done = time.perf_counter()
