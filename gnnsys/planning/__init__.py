@@ -3,6 +3,7 @@
 
 from gnnsys.planning import costs
 from gnnsys.planning.cluster.cluster import Cluster, ClusterHost, ClusterUplink
+from gnnsys.planning.cluster.machines_of import machines_of
 from gnnsys.planning.costs import (
     CostContext,
     CostModel,
@@ -211,6 +212,7 @@ __all__ = [
     "least_seconds",
     "list_schedule",
     "machine_profile",
+    "machines_of",
     "measure_rates",
     "mix",
     "plan_batch",

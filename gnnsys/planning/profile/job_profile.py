@@ -11,12 +11,15 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gnnsys.graph import did_you_mean
 from gnnsys.partition import Placement
 from gnnsys.planning.profile.share_profile import ShareProfile, mix
 from gnnsys.seeds import assign_shares
+
+if TYPE_CHECKING:
+    from gnnsys.planning.simulation import Demands, TrainingTasks
 
 FORMAT, VERSION = "gnnsys-job-profile", 1
 MEASURED, COUNTED = "run", "dry"
@@ -125,6 +128,32 @@ class JobProfile:
         given = assign_shares(self.subpart_seeds, placement, self.trainers_per_part)
         order = sorted(range(len(given)), key=lambda rank: (given[rank].start, given[rank].stop, rank))
         return [machine_of_rank[rank] for rank in order]
+
+    def as_tasks(
+        self,
+        trainers: int,
+        *,
+        iterations: int = 20,
+        samplers_per_trainer: int = 0,
+        sync: str = "ring-whole",
+        servers: int = 1,
+        placement: tuple[Sequence[int], Sequence[int]] | None = None,
+    ) -> tuple[TrainingTasks, Demands]:
+        """The job as the simulator runs it, with `trainers` workers: worker i has the i-th range of the seeds.
+
+        `samplers_per_trainer`: 0 where trainers sample and fetch for themselves; else so many samplers are placed, each
+        of which makes its part of every batch and sends it to its worker. `sync`: see `TrainingTasks.of_job`.
+        `placement`: the machine of each part and of each worker, where they are known: flows that stay on a machine
+        then cost nothing to encrypt and carry, and rows are those that are asked for from there. Placements that are
+        compared before they are known (`None`) have flows of all parts, of which those that stay are left out by the
+        simulator, with their encryption counted.
+        """
+        from gnnsys.planning.profile.as_tasks import as_tasks
+
+        return as_tasks(
+            self, trainers, iterations=iterations, samplers_per_trainer=samplers_per_trainer, sync=sync,
+            servers=servers, placement=placement,
+        )  # fmt: skip
 
     def check_parts(self, digest: int, where: str) -> None:
         """ValueError for parts (`digest`: the CRC-32 of their manifest) that it is not of."""

@@ -8,7 +8,7 @@ counted twice, for a trainer with no part on its machine, and for one with the p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -110,11 +110,18 @@ class ShareProfile:
         return self.sample_seconds + self.pull_seconds
 
     def at_home(self) -> ShareProfile:
-        """As it is for a trainer that has the parts of `home` on its machine: nothing crosses a link from there."""
+        """As it is for a trainer that has the parts of `home` on its machine, and no others."""
+        return self.seen_from(self.home)
+
+    def seen_from(self, local: Sequence[int]) -> ShareProfile:
+        """As it is for a trainer with the parts `local` on its machine: nothing of them crosses a link, but all of it
+        is done. Rows are those that were counted at home where home is among them, else those without a part."""
         away = np.ones(self.num_parts)
-        away[list(self.home)] = 0.0
-        pulled = {name: getattr(self, f"home_{name}") * away for name in ("pull_out", "pull_in", "pull_seconds")}
-        pulled["pull_seconds"] = pulled["pull_seconds"] + self.pull_seconds * (1 - away)  # done all the same
+        away[list(local)] = 0.0
+        at_home = bool(self.home) and set(self.home) <= set(local)
+        prefix = "home_" if at_home else ""
+        pulled = {name: getattr(self, f"{prefix}{name}") * away for name in ("pull_out", "pull_in", "pull_seconds")}
+        pulled["pull_seconds"] = pulled["pull_seconds"] + self.pull_seconds * (1 - away)
         return replace(self, **pulled, sample_out=self.sample_out * away, sample_in=self.sample_in * away)
 
     def to_json(self) -> dict[str, Any]:
