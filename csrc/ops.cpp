@@ -243,7 +243,7 @@ STABLE_TORCH_LIBRARY(gnnsys, m) {
   m.def("placement_bounds(Tensor[] job, Tensor[] cluster, Tensor placements) -> Tensor");
   m.def(
       "walk_placements(Tensor[] job, Tensor[] cluster, Tensor[] limits, Tensor start, Tensor movable, int cost, "
-      "int steps, float beta, bool relative, float relaxed, float near, int key) "
+      "int steps, float beta, float last_beta, bool relative, float relaxed, float near, int key) "
       "-> (Tensor moves, Tensor costs, Tensor found, Tensor found_costs, Tensor found_steps)");
 
   // Tables: cpu/store/

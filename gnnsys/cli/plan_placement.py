@@ -23,17 +23,26 @@ _OF_A_CLUSTER = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds what is about a cluster to `gnnsys plan`."""
-    group = parser.add_argument_group("a cluster", "where parts and trainers of a job go: PARTS in the place of DATASET")
+    group = parser.add_argument_group(
+        "a cluster", "where parts and trainers of a job go: PARTS in the place of DATASET"
+    )
     group.add_argument("--cluster", metavar="FILE", help="hosts by name with cores, GPUs and rates, as YAML or JSON")
     group.add_argument("--profile", metavar="FILE", help="of the job, as gnnsys profile writes it")
     group.add_argument("--trainers", type=int, metavar="N", help="how many there are on all hosts together")
     group.add_argument("--out", metavar="FILE", help="write the plan, for gnnsys simulate and gnnsys launch --plan")
     group.add_argument(
-        "--samplers", default="auto", metavar="N", help="per trainer on hosts of their own; 0: none, auto: what is faster"
+        "--samplers",
+        default="auto",
+        metavar="N",
+        help="per trainer on hosts of their own; 0: none, auto: what is faster",
     )
     group.add_argument("--keep-parts", action="store_true", help="parts stay where a run without a plan has them")
-    group.add_argument("--policy", default="maxmin", help="how flows share links (default: %(default)s, as TCP nearly does)")
-    group.add_argument("--cost", default="bound", help="what guides the search: bound, path or load (default: %(default)s)")
+    group.add_argument(
+        "--policy", default="maxmin", help="how flows share links (default: %(default)s, as TCP nearly does)"
+    )
+    group.add_argument(
+        "--cost", default="bound", help="what guides the search: bound, path or load (default: %(default)s)"
+    )
     group.add_argument("--steps", type=int, default=10_000, help="of the search (default: %(default)s)")
     group.add_argument("--seed", type=int, default=0, help="of the search (default: %(default)s)")
     add_set_argument(group)
@@ -62,7 +71,9 @@ def run_plan(args: argparse.Namespace) -> int:
             raise ValueError(f"--{name} is about one machine: it has no meaning with --cluster")
     for name, example in (("source", "PARTS"), ("profile", "--profile job.json"), ("trainers", "--trainers 6")):
         if getattr(args, name) is None:
-            raise ValueError(f"a plan for a cluster needs {example}: gnnsys plan PARTS --cluster FILE --profile FILE ...")
+            raise ValueError(
+                f"a plan for a cluster needs {example}: gnnsys plan PARTS --cluster FILE --profile FILE ..."
+            )
     if args.out is not None and not Path(args.out).absolute().parent.is_dir():
         raise ValueError(f"--out {args.out}: the folder {Path(args.out).parent} does not exist")
     cluster = Cluster.from_file(args.cluster).with_settings(args.set)
@@ -131,7 +142,9 @@ def manifest_digest(parts: str) -> int:
     try:
         return zlib.crc32(file.read_bytes())
     except OSError:
-        raise ValueError(f"{parts} has no manifest.json: make parts with gnnsys partition SOURCE --out {parts}") from None
+        raise ValueError(
+            f"{parts} has no manifest.json: make parts with gnnsys partition SOURCE --out {parts}"
+        ) from None
 
 
 def report(plan: PlacementPlan, cluster: Cluster, profile: JobProfile) -> Iterator[str]:

@@ -44,15 +44,17 @@ def walk_placements(
     cost: str,
     steps: int,
     beta: float,
+    last_beta: float | None = None,
     relative: bool,
     relaxed: float,
     near: float,
     key: int,
 ) -> PlacementWalk:
-    """The walk of Algorithm 3 from `start`. With `relative` costs are divided by the first one before `beta`."""
+    """The walk of Algorithm 3 from `start`. With `relative` costs are divided by the first one before `beta`,
+    which grows to `last_beta` where one is given."""
     found = native.walk_placements(
-        list(job), list(cluster), list(limits), start[None], movable, WALK_COSTS.index(cost), steps, beta, relative,
-        relaxed, near, key,
+        list(job), list(cluster), list(limits), start[None], movable, WALK_COSTS.index(cost), steps, beta,
+        beta if last_beta is None else last_beta, relative, relaxed, near, key,
     )  # fmt: skip
     return PlacementWalk(*found)
 

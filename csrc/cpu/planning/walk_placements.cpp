@@ -150,7 +150,7 @@ std::string bytes_of(const PlacedJob& job, std::vector<int64_t>* placement) {
   return std::string(reinterpret_cast<const char*>(placement->data()), placement->size() * sizeof(int64_t));
 }
 
-// Steps of Eq. 29 from `start` on. A step proposes one of `movable` and one of the other machines that can take it, each
+// Steps of Eq. 29 from `start` on, with a beta that grows evenly in its logarithm where `last_beta` is another one. A step proposes one of `movable` and one of the other machines that can take it, each
 // uniformly. Moving back is proposed with the same probability: whoever else can take the task does not change by it.
 //
 // moves [steps, 3]: task (-1 where no machine can take it), machine, whether it was accepted. costs [steps]: of where
@@ -158,8 +158,8 @@ std::string bytes_of(const PlacedJob& job, std::vector<int64_t>* placement) {
 // most (1 + near) of the least such cost so far, once, the start first; found_costs, found_steps (-1: the start).
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> walk_placements(
     const std::vector<Tensor>& job, const std::vector<Tensor>& cluster, const std::vector<Tensor>& limits,
-    const Tensor& start, const Tensor& movable, int64_t kind, int64_t steps, double beta, bool relative, double relaxed,
-    double near, int64_t key) {
+    const Tensor& start, const Tensor& movable, int64_t kind, int64_t steps, double beta, double last_beta, bool relative,
+    double relaxed, double near, int64_t key) {
   PlacedJob placed(job, cluster);
   check_placements(start, placed);
   CHECK_ARG(start.size(0) == 1, "one placement to start from is needed, got ", start.size(0));
@@ -171,6 +171,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> walk_placements(
               placed.num_placed(), " tasks");
   }
   CHECK_ARG(kind >= kPath && kind <= kLink, "cost must be 0, 1 or 2, got ", kind);
+  CHECK_ARG(last_beta == beta || (beta > 0 && last_beta > 0), "a beta that changes must be more than 0");
   CHECK_ARG(steps >= 0 && beta >= 0 && relaxed >= 0 && near >= 0, "steps, beta, relaxed and near must not be negative");
   Limits kept(limits, placed, relaxed);
   placed.place(const_data<int64_t>(start));
@@ -181,7 +182,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> walk_placements(
   auto* move = mutable_data<int64_t>(moves);
   auto* const cost_at = mutable_data<double>(costs);
   double cost = cost_of(&placed, kept, kind);
-  const double scale = relative && cost > 0 ? beta / cost : beta;
+  const double unit = relative && cost > 0 ? cost : 1.0;
+  const double growth = last_beta == beta || steps < 2 ? 0.0 : std::log(last_beta / beta) / (steps - 1);
   double least = kept.kept() ? cost : std::numeric_limits<double>::infinity();
   std::vector<int64_t> now(placed.num_placed()), able;
   std::vector<std::string> found;
@@ -229,7 +231,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> walk_placements(
     placed.move(task, to);
     kept.move(task, from, to);
     const double next = cost_of(&placed, kept, kind);
-    if (open_unit(word(2)) > std::exp(scale * (cost - next))) {
+    const double now_beta = growth == 0.0 ? beta : beta * std::exp(growth * static_cast<double>(step));
+    if (open_unit(word(2)) > std::exp(now_beta * (cost - next) / unit)) {
       placed.move(task, from);
       kept.move(task, to, from);
       continue;

@@ -13,7 +13,7 @@ from gnnsys.cli.plan_placement import add_set_argument
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", metavar="PLAN", help="plan.json of gnnsys plan")
     add_set_argument(parser)
-    parser.add_argument("--trainers", type=int, metavar="N", help="so many, divided among hosts as the plan divides its own")
+    parser.add_argument("--trainers", type=int, metavar="N", help="so many, in the proportions of the plan")
     parser.add_argument("--cluster", metavar="FILE", help="another cluster with the plan's hosts")
     parser.add_argument("--profile", metavar="FILE", help="another profile of the same parts (default: the plan's)")
     parser.add_argument("--policy", help="how flows share links (default: as the plan)")

@@ -10,6 +10,7 @@ from gnnsys.planning.placement.baselines import (
 )
 from gnnsys.planning.placement.explore import Exploration, ExploreSettings, SimulatedPlacement, explore
 from gnnsys.planning.placement.first_placement import NoPlacement, first_placement
+from gnnsys.planning.placement.place_job import JobPlacer, PlaceOptions, place_job, simulate_plan, steady_iteration
 from gnnsys.planning.placement.plan_file import (
     PlacedHost,
     PlacedSampler,
@@ -26,7 +27,9 @@ __all__ = [
     "CostBounds",
     "Exploration",
     "ExploreSettings",
+    "JobPlacer",
     "NoPlacement",
+    "PlaceOptions",
     "PlacedHost",
     "PlacedSampler",
     "PlacementForecast",
@@ -43,5 +46,8 @@ __all__ = [
     "explore",
     "first_placement",
     "is_placement_plan",
+    "place_job",
     "random_placement",
+    "simulate_plan",
+    "steady_iteration",
 ]

@@ -30,12 +30,14 @@ class ExploreSettings:
     `cost` "bound": busiest link, busiest cores and full-rate path, the largest; "path": Eq. 27 as it is written;
     "load": links and cores alone. `relative`: costs are divided by the first one before `beta` multiplies them, so that
     it does not depend on the length of an iteration: 100 then, unless it is given. The paper's 0.1 multiplies seconds;
-    with costs around 1 it would accept everything. `simulate_all`: nothing is
+    with costs around 1 it would accept everything. With `last_beta` it grows evenly in its logarithm, as in annealing:
+    slow, but it leaves a hollow that many tasks share. `simulate_all`: nothing is
     passed over.
     """
 
     steps: int = 10_000
     beta: float | None = None
+    last_beta: float | None = None
     relative: bool = True
     mu: float = 1.0
     gamma: float = 0.1
@@ -105,6 +107,7 @@ def explore(
         cost=chosen.cost,
         steps=chosen.steps,
         beta=chosen.beta,
+        last_beta=chosen.last_beta,
         relative=chosen.relative,
         relaxed=chosen.mu,
         near=chosen.gamma,

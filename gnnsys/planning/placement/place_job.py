@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 
 from gnnsys.partition import place_parts
-from gnnsys.planning.cluster import Cluster, machines_of
+from gnnsys.planning.cluster.cluster import Cluster
+from gnnsys.planning.cluster.machines_of import machines_of
 from gnnsys.planning.placement.baselines import distdgl_placement, even_placement
 from gnnsys.planning.placement.explore import ExploreSettings, SimulatedPlacement, explore
 from gnnsys.planning.placement.plan_file import (
@@ -28,13 +29,14 @@ from gnnsys.planning.placement.plan_file import (
 )
 from gnnsys.planning.placement.problem import PlacementProblem
 from gnnsys.planning.placement.resources import Ints, Resources
-from gnnsys.planning.profile import JobProfile
+from gnnsys.planning.profile.job_profile import JobProfile
 from gnnsys.planning.simulation import ClusterMachines, SimulatedRun, simulate
 from gnnsys.planning.simulation.tasks import WORKER
 
 ITERATIONS = 20  # that are simulated of every candidate
 LONGER = 3  # times as many of those that are compared at the end
 SAMPLERS = 1  # per trainer, where samplers are tried
+ANNEALED = (3.0, 1000.0)  # betas: parts, trainers and their traffic leave a host together or not at all
 _NO_LIMIT = 1e18
 _FINALISTS, _RUNNERS_UP = 6, 3
 
@@ -49,7 +51,7 @@ class PlaceOptions:
     move_parts: bool = True
     policy: str = "maxmin"
     iterations: int = ITERATIONS
-    search: ExploreSettings = ExploreSettings()
+    search: ExploreSettings = field(default_factory=ExploreSettings)
 
 
 class JobPlacer:
@@ -71,8 +73,8 @@ class JobPlacer:
 
     @cached_property
     def problem(self) -> PlacementProblem:
-        """What is searched. Bytes that stay on a host are not sent, but their encryption is counted: who is where is not
-        known yet. `simulate` knows."""
+        """What is searched. Bytes that stay on a host are not sent, but their encryption is counted, as it is not known
+        yet who is where. `simulate` knows."""
         tasks, demands = self.profile.as_tasks(
             self.trainers, iterations=self.options.iterations, samplers_per_trainer=self.samplers
         )
@@ -91,8 +93,8 @@ class JobPlacer:
         )
 
     def _resources(self) -> Resources:
-        """GPUs, one per trainer where the job computes on one; `slots` of the cluster file, the most trainers of a host;
-        memory, for parts."""
+        """GPUs, one per trainer where the job computes on one; `slots` of the cluster file, the most trainers that a
+        host may have; memory, for parts."""
         on_gpu = self.profile.computes_on != "cpu"
         capacity = [
             [
@@ -179,8 +181,8 @@ class JobPlacer:
             found = [machine[host.name] for host in hosts for sampler in host.samplers if sampler == wanted]
             if len(found) != self.samplers:
                 raise ValueError(
-                    f"trainer {wanted.trainer} of {wanted.host} has {len(found)} samplers, others have {self.samplers}: "
-                    "a prediction needs as many for each"
+                    f"trainer {wanted.trainer} of {wanted.host} has {len(found)} samplers, others have "
+                    f"{self.samplers}: a prediction needs as many for each"
                 )
             samplers += found
         return np.array([*stores, *samplers, *dealt], dtype=np.int64)
@@ -224,15 +226,14 @@ class JobPlacer:
         ]
 
     def search(self) -> list[SimulatedPlacement]:
-        """Baselines and what ETP finds from two starts, IFS's and the best baseline, the fastest first; different ones.
-
-        `NoPlacement` where nothing fits.
-        """
+        """Baselines, what ETP finds from IFS's start with a beta that grows, and from the best of these with one that
+        does not: the fastest first, different ones. `NoPlacement` where nothing fits."""
         problem, as_run, found = self.problem, self.as_run, list[SimulatedPlacement]()
         for name, place in (("even", even_placement), ("distdgl", distdgl_placement)):
             placement = as_run(place(problem))
             found.append(SimulatedPlacement(placement, problem.simulate(placement).seconds, name))
-        from_first = explore(problem, self.options.search, as_run=as_run)
+        annealed = replace(self.options.search, beta=ANNEALED[0], last_beta=ANNEALED[1], relative=True)
+        from_first = explore(problem, annealed, as_run=as_run)
         best = min([*found, *from_first.best], key=lambda each: each.seconds)
         again = explore(problem, self.options.search, start=best.placement, as_run=as_run)
         seen: set[bytes] = set()
@@ -245,8 +246,8 @@ class JobPlacer:
 
 
 def steady_iteration(run: SimulatedRun) -> float:
-    """Seconds of an iteration once the pipeline is full, and before it runs empty: samplers are `ahead` iterations ahead
-    of trainers, so the first and the last of a simulated run are quicker than others."""
+    """Seconds of an iteration once the pipeline is full, and before it runs empty: samplers are `ahead` iterations
+    before trainers, so the first and the last of a simulated run are quicker than others."""
     ends = run.times.task_end[:, run.tasks.ids(WORKER)].max(axis=1)
     ahead = min(run.tasks.ahead or 0, (len(ends) - 2) // 3)
     if len(ends) < 2:
@@ -292,10 +293,15 @@ def place_job(
 
 
 def simulate_plan(
-    plan: PlacementPlan, cluster: Cluster, profile: JobProfile, *, trainers: int | None = None, policy: str | None = None
+    plan: PlacementPlan,
+    cluster: Cluster,
+    profile: JobProfile,
+    *,
+    trainers: int | None = None,
+    policy: str | None = None,
 ) -> tuple[JobPlacer, SimulatedRun]:
-    """A plan on a cluster that may be another one, with other trainers: as many times those of each host as fit, in the
-    plan's proportions; then trainers sample for themselves."""
+    """A plan on a cluster that may be another one, with other trainers: in the plan's proportions,
+    and then trainers sample for themselves."""
     told = plan.forecast.settings
     samplers = int(told.get("samplers_per_trainer", 0)) if trainers in (None, plan.num_trainers) else 0
     options = PlaceOptions(policy=policy or str(told.get("policy", "maxmin")))
