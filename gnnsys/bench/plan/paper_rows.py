@@ -187,9 +187,8 @@ def policies(work: Workload) -> Iterator[Case]:
         def mine(times=times, name: str = name) -> float:  # type: ignore[no-untyped-def]
             for policy in others:
                 most = max(1 - ratio for ratio in _ratios(times("oes"), times(policy)))
-                say(
-                    f"plan/{name}: OES takes {_less(times('oes'), times(policy))} less than {policy}, {most:.0%} at most"
-                )
+                less = _less(times("oes"), times(policy))
+                say(f"plan/{name}: OES takes {less} less than {policy}, {most:.0%} at most")
             return fmean(times("oes"))
 
         def sides(times=times, mine=mine) -> dict[str, Side]:  # type: ignore[no-untyped-def]
