@@ -52,7 +52,7 @@ class PlaceOptions:
     move_parts: bool = True
     policy: str = "maxmin"
     iterations: int = ITERATIONS
-    search: ExploreSettings = field(default_factory=ExploreSettings)
+    search: ExploreSettings = field(default_factory=lambda: ExploreSettings(steps=50_000, most_simulated=200))
 
 
 class JobPlacer:
