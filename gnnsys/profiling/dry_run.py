@@ -32,6 +32,7 @@ from gnnsys.seeds import Seeds, split
 from gnnsys.session import GraphServer
 from gnnsys.store import Store
 
+_WARM = 3  # batches before those that are timed
 AWAY = -1  # the number of a machine that has no part
 _KINDS = {"SAMPLE": "sample", "PULL": "pull"}  # others, of which there are few, count as what a batch samples
 
@@ -127,6 +128,7 @@ def count_shares(
     shares: list[ShareProfile] = []
     carried: list[float] = []
     with part_servers(folder, parts.num_parts) as endpoints:
+        _Counting(parts, endpoints, job, trainers, _WARM).count(0, (), None)  # what is read for the first time
         counting = _Counting(parts, endpoints, job, trainers, num_batches)
         for number in range(trainers):
             away, carry = counting.count(number, (), steps)
@@ -229,9 +231,14 @@ def _settle(flows: dict[str, np.ndarray], work: dict[str, np.ndarray], others: f
     return ShareProfile(**found), carry
 
 
+def flow_kind(kind: str) -> str:
+    """The name of a message's flow in a profile."""
+    return _KINDS.get(kind, "sample")
+
+
 def _add_flows(record: BatchTrace, flows: dict[str, np.ndarray]) -> None:
     for flow in record.flows:
-        kind = _KINDS.get(flow.kind, "sample")
+        kind = flow_kind(flow.kind)
         flows[f"{kind}_out"][record.batch, flow.machine] += flow.bytes_out
         flows[f"{kind}_in"][record.batch, flow.machine] += flow.bytes_in
         flows[f"{kind}_seconds"][record.batch, flow.machine] += flow.served_us * 1e-6
