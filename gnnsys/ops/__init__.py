@@ -66,6 +66,7 @@ from gnnsys.ops.part_structure import (
 )
 from gnnsys.ops.parted_csc import PartedCSC, sample_parts
 from gnnsys.ops.partition_volume import VolumeSearch, even_out_volume, refine_volume, traffic_matrix
+from gnnsys.ops.placement import WALK_COSTS, PlacementWalk, placement_bounds, walk_placements
 from gnnsys.ops.raw import as_bytes
 from gnnsys.ops.relabel import IdTable, compact, compact_scratch
 from gnnsys.ops.relation_groups import RelationGroups, group_by_type, group_structures, owners_of, pairs_of
@@ -100,6 +101,7 @@ __all__ = [
     "SIMD_LEVEL",
     "STRUCTURES",
     "SUMMED",
+    "WALK_COSTS",
     "WEIGHT",
     "WHY_NO_KERNELS",
     "Bounds",
@@ -122,6 +124,7 @@ __all__ = [
     "PairTable",
     "PartNeighbors",
     "PartedCSC",
+    "PlacementWalk",
     "RawRows",
     "RefinedCut",
     "Relation",
@@ -185,6 +188,7 @@ __all__ = [
     "pairs_of",
     "parse_table",
     "place_bytes",
+    "placement_bounds",
     "planted_edges",
     "planted_labels",
     "random_permutation",
@@ -223,6 +227,7 @@ __all__ = [
     "told_workspaces",
     "traffic_matrix",
     "update_rows",
+    "walk_placements",
     "widen_rows",
     "workspace_bytes",
 ]
