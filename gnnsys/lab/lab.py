@@ -60,7 +60,8 @@ class Lab:
     `rate`: of every link, in and out ("1gbit"; None: no limit). `cpu`: cores that a host may use (0.45). Both may be
     lists with a value for each host: `rate=["250mbit", "50mbit"]`. `memory` and `shm`: sizes ("3g"). `family`: whether
     host names resolve to IPv4 or IPv6 addresses; hosts have both. `period`: seconds over which the CPU quota is kept;
-    with a short one a host is always slow, instead of fast and then stopped.
+    with a short one a host is always slow, instead of fast and then stopped. `weight`: how many other processes the lab
+    counts as where this machine has too few cores for all (1); hosts only have their quotas if that is enough.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Lab:
         shm: str | int = "1g",
         family: int = 4,
         period: float = 0.02,
+        weight: float | None = None,
     ) -> None:
         if not 1 <= hosts <= 200:
             raise ValueError(f"hosts must be from 1 to 200, got {hosts}")
@@ -96,6 +98,7 @@ class Lab:
             "shm": parse_size(shm),
             "family": family,
             "period": period,
+            "weight": weight,
         }
         self._num_runs = 0
         self._host_groups: list[control_groups.HostGroups] = []
@@ -163,6 +166,8 @@ class Lab:
         path = state.write(self.id, made)
         (path.parent / "hosts").write_text(hosts_file(self.names, self._spec["family"]))
         top.make(None, None, 0.1)
+        if self._spec["weight"] is not None:
+            top.set_weight(self._spec["weight"])
         if roots.version == 2:
             (top.cpu / "cgroup.subtree_control").write_text("+cpu +memory")
         for host_groups in by_host.values():

@@ -116,6 +116,7 @@ class Loader:
             group_bytes=room_for_groups(by_device) if options.group else None,
         )  # fmt: skip
         self.num_ahead = layout.num_ahead  # batches on the network besides the one whose turn it is
+        self.num_under_way = layout.num_under_way  # the same, and those that wait to be trained on
         num_batches = prefetch + num_threads + 1 + layout.sample_depth  # that wait, are made, and are used
         pool = BufferPool(max_free=num_batches * self._fetch.num_arrays)
         MemoryBudget.of("cpu").watch(pool, "loader buffers", BufferPool.held_bytes)

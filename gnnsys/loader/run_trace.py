@@ -60,7 +60,7 @@ class RunTrace:
             rank=recipe.rank,
             world_size=len(recipe.shares),
             batch_size=loader.schedule.batch_size,
-            ahead=loader.num_ahead,
+            ahead=loader.num_under_way,
             device=str(loader.device),
             row_bytes=loader.row_bytes(),
             gradients=0 if model is None else sum(p.numel() * p.element_size() for p in model.parameters()),

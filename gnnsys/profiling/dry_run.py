@@ -39,7 +39,8 @@ _KINDS = {"SAMPLE": "sample", "PULL": "pull"}  # others, of which there are few,
 
 @dataclass(frozen=True, kw_only=True)
 class DryJob:
-    """What a training script would give its loader. `num_threads`: of the loader; None is what it would choose."""
+    """What a training script would give its loader. `num_threads`: of the loader; None is what it would choose.
+    `sample_depth`: `PipelineOptions.depths["sample"]`."""
 
     fanouts: tuple[int, ...]
     batch_size: int
@@ -48,6 +49,8 @@ class DryJob:
     shuffle: bool = True
     seed: int = 0
     num_threads: int | None = None
+    prefetch: int = 2
+    sample_depth: int | None = None
     wire_dtype: torch.dtype | None = None
 
     def __post_init__(self) -> None:
@@ -57,10 +60,11 @@ class DryJob:
             raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
 
     def make_loader(self, graph: DistGraph, seeds: Seeds, num_batches: int) -> NeighborLoader:
+        depths = {} if self.sample_depth is None else {"sample": self.sample_depth}
         return NeighborLoader(
             graph, list(self.fanouts), input_nodes=seeds, batch_size=self.batch_size, shuffle=self.shuffle,
-            seed=self.seed, fetch=self.fetch, num_threads=self.num_threads, wire_dtype=self.wire_dtype,
-            pipeline=PipelineOptions(trace=num_batches + 64),
+            seed=self.seed, fetch=self.fetch, num_threads=self.num_threads, prefetch=self.prefetch,
+            wire_dtype=self.wire_dtype, pipeline=PipelineOptions(depths=depths, trace=num_batches + 64),
         )  # fmt: skip
 
 
@@ -166,7 +170,7 @@ class _Counting:
                     home_parts(share, self.subpart_seeds, parts.trainers_per_part) for share in seeds.recipe.shares
                 ]
             loader = self._job.make_loader(graph, seeds, self._num_batches)
-            self.ahead = loader.num_ahead
+            self.ahead = loader.num_under_way
             try:
                 return _count(loader, graph, self._num_batches, steps)
             finally:
