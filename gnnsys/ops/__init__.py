@@ -8,7 +8,7 @@ For other rooms, by who uses them: `cluster_nodes`, `contract_clusters`, `refine
 `PartNeighbors`, `HopStructure`, `JoinedParts`, `stitch_neighbors`, `bucket_ids`, `sample_guided` (sampling);
 `move_rows`, `update_rows`, `widen_rows`, `fill_columns`, `sparse_*_step`, `gather_cached`, `read_table`, `PageLock`
 (store); `BufferPool`, `DeviceReads` (loader); `STRUCTURES` (what layers derive from a structure), `relation_conv` and
-`RelationGroups` (typed layers).
+`RelationGroups` (typed layers); `simulate_training` and `longest_training_path` (planning).
 `native` is the library itself, for ops that have no typed face; `workspace_bytes` tells what an op takes beside its
 outputs, for those who plan memory (store, fullgraph).
 """
@@ -88,6 +88,7 @@ from gnnsys.ops.stream import NodeRun, PairTable, drop_pages, stream_cluster, st
 from gnnsys.ops.structure import bfs_order, degrees, expand_indptr, in_subgraph, induced_subgraph
 from gnnsys.ops.summed_rows import SUMMED, SummedRows, SumsOf
 from gnnsys.ops.table_rows import read_table
+from gnnsys.ops.training_jobs import SimulatedTimes, longest_training_path, simulate_training
 from gnnsys.ops.walks import COIN_SIDES, MAX_WALKS, count_visits, random_walks
 
 __all__ = [
@@ -130,6 +131,7 @@ __all__ = [
     "Relation",
     "RelationGroups",
     "ReplayedEdges",
+    "SimulatedTimes",
     "SummedRows",
     "SumsOf",
     "VolumeSearch",
@@ -176,6 +178,7 @@ __all__ = [
     "inverse_degrees",
     "is_captured",
     "local_columns",
+    "longest_training_path",
     "mark_halo",
     "mark_ids",
     "move_rows",
@@ -208,6 +211,7 @@ __all__ = [
     "scaled_spmm",
     "scatter_rows",
     "sddmm",
+    "simulate_training",
     "sorted_structures",
     "source_words",
     "sparse_adagrad_step",

@@ -36,6 +36,7 @@ from gnnsys.planning.simulation.tasks import WORKER
 ITERATIONS = 20  # that are simulated of every candidate
 LONGER = 3  # times as many of those that are compared at the end
 SAMPLERS = 1  # per trainer, where samplers are tried
+WORTH_SAMPLERS = 1.02  # more processes must be so many times as fast
 ANNEALED = (3.0, 1000.0)  # betas: parts, trainers and their traffic leave a host together or not at all
 _NO_LIMIT = 1e18
 _FINALISTS, _RUNNERS_UP = 6, 3
@@ -274,7 +275,7 @@ def place_job(
             run = placer.simulate(each.placement)
             name = each.name if not samplers else f"{each.name}, {samplers} sampler{'s'[: samplers > 1]} per trainer"
             finalists.append((placer.seconds_per_epoch(run), name, placer, run))
-    finalists.sort(key=lambda each: each[0])
+    finalists.sort(key=lambda each: each[0] * (WORTH_SAMPLERS if each[2].samplers else 1.0))
     _, _, placer, run = finalists[0]
     others = [
         RunnerUp(name=name, hosts=other.hosts_of(their_run.placement), seconds_per_epoch=seconds)

@@ -106,7 +106,8 @@ class PlacementProblem:
         )  # type: ignore[arg-type]
 
     def simulate(self, placement: Ints, policy: str | None = None) -> SimulatedRun:
-        return simulate(self.machines, self.tasks, placement, self.demands, policy or self.policy)
+        """A run that says when everything happened, and not what limited it."""
+        return simulate(self.machines, self.tasks, placement, self.demands, policy or self.policy, explain=False)
 
     @cached_property
     def _job(self) -> list[Tensor]:

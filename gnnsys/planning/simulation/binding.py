@@ -2,7 +2,7 @@
 
 Each task and flow of a run has a cause: what ended at the very moment it started. Following causes back from the task
 that ended last gives tasks and flows that cover [0, T] without a gap. A flow's seconds go to the link that limited it,
-a task's to the task, or to its machine's cores where it was slowed by them.
+a task's to the task, or to its machine's cores while they had more threads to run than there are cores.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _WORST = 3  # how many are named in words
 
 @dataclass(frozen=True)
 class ChainLink:
-    """A task or flow of the chain. `index` is its task or edge; `limited` [4] seconds by link where it is a flow."""
+    """A task or flow of the chain; `index` is its task or edge."""
 
     is_flow: bool
     index: int
@@ -36,7 +36,8 @@ class ChainLink:
 class RunBinding:
     """`chain` from time 0 on, and `seconds` of the makespan by what they were spent on, most first.
 
-    Keys of `seconds`: ("link", number), ("cores", machine), ("server", machine) or (kind of task, machine).
+    Keys of `seconds`: ("link", number), ("cores", machine), ("threads", machine) for those of its graph server, or
+    (kind of task, machine).
     """
 
     chain: tuple[ChainLink, ...]
@@ -66,10 +67,14 @@ class RunBinding:
 
     @classmethod
     def of(cls, run: SimulatedRun) -> RunBinding:
+        if not len(run.times.limited):
+            raise ValueError("binding: the run was simulated with explain=False; simulate it again with explain=True")
         chain, held = _walk(run)
         seconds: dict[tuple[str, int], float] = defaultdict(float)
-        for link in chain:
-            for key, value in _spent(run, link):
+        for link, after in zip(chain, [*chain[1:], None], strict=True):
+            waited = after is not None and not after.is_flow
+            waited = waited and bool(run.times.task_ready[after.iteration, after.index] < after.start)
+            for key, value in _spent(run, link, waited):
                 if value > 0:
                     seconds[key] += value
         ordered = dict(sorted(seconds.items(), key=lambda pair: -pair[1]))
@@ -100,18 +105,17 @@ def _walk(run: SimulatedRun) -> tuple[list[ChainLink], int]:
         item, by_start = cause // 2, bool(cause % 2)
 
 
-def _spent(run: SimulatedRun, link: ChainLink) -> list[tuple[tuple[str, int], float]]:
+def _spent(run: SimulatedRun, link: ChainLink, held_thread: bool) -> list[tuple[tuple[str, int], float]]:
+    """What its seconds were spent on. `held_thread`: what follows it on the chain waited for its server's thread."""
     if link.is_flow:
         passed = run.given.edge_links()[link.index]
         limited = run.times.limited[link.iteration, link.index]
         return [(("link", int(k)), float(s)) for k, s in zip(passed, limited, strict=True) if k >= 0]
     machine = int(run.given.machine[link.index])
-    alone = float(run.given.seconds[link.iteration, link.index])
-    kind = TASK_KINDS[run.tasks.kind[link.index]]
-    took = link.end - link.start
-    if took > alone * (1 + 1e-9):  # its cores were shared
-        return [(("cores", machine), took)]
-    return [((kind, machine), took)]
+    slowed = float(run.times.slowed[link.iteration, link.index])
+    waited = run.times.task_ready[link.iteration, link.index] < link.start
+    kind = "threads" if held_thread or waited else TASK_KINDS[run.tasks.kind[link.index]]
+    return [(("cores", machine), slowed), ((kind, machine), link.end - link.start - slowed)]
 
 
 def _words(run: SimulatedRun, key: tuple[str, int]) -> str:
@@ -122,6 +126,8 @@ def _words(run: SimulatedRun, key: tuple[str, int]) -> str:
     where = run.machines.names[number]
     if what == "cores":
         return f"the cores of {where}"
+    if what == "threads":
+        return f"the threads of the graph server on {where}"
     return f"work of {what}s on {where}"
 
 

@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnsys.planning.simulation.demands import Demands
-from gnnsys.planning.simulation.engine_result import EngineInput
-from gnnsys.planning.simulation.longest_path import longest_path
+from gnnsys.planning.simulation.engine import EngineInput, longest_path
 from gnnsys.planning.simulation.machines import ClusterMachines
 from gnnsys.planning.simulation.tasks import TrainingTasks
 
@@ -75,11 +74,11 @@ def run_bounds(
     link, core = int(busy.argmax()), int(work.argmax())
     assert machines.names is not None
     return RunBounds(
-        full_rate_path=longest_path(given, volume / full),
+        full_rate_path=longest_path(given, full),
         busiest_link=float(busy[link]),
         busiest_link_name=machines.link_names()[link],
         busiest_cores=float(work[core]),
         busiest_cores_name=machines.names[core],
-        sharing_path=longest_path(given, volume / shared),
+        sharing_path=longest_path(given, shared),
         degree=int(degrees.max()),
     )

@@ -9,9 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnsys.planning.simulation.demands import Demands
-from gnnsys.planning.simulation.engine_result import EngineInput, EngineResult
+from gnnsys.planning.simulation.engine import EngineInput, EngineResult, run_engine
 from gnnsys.planning.simulation.machines import ClusterMachines, Floats, Ints
-from gnnsys.planning.simulation.plain_engine import PlainEngine
 from gnnsys.planning.simulation.tasks import TrainingTasks
 
 if TYPE_CHECKING:
@@ -87,8 +86,12 @@ def simulate(
     placement: npt.ArrayLike,
     demands: Demands,
     policy: str = "oes",
+    *,
+    explain: bool = True,
 ) -> SimulatedRun:
     """Runs `demands.iterations` iterations. `placement` [tasks.num_placed] is the machine of each placed task.
+
+    Without `explain` what limited each flow is not kept, and `binding()` is not available: for searches.
 
     >>> machines = ClusterMachines([1e9, 1e9], [1e9, 1e9])
     >>> tasks = TrainingTasks.of_job(parts=2, workers=1, samplers_per_worker=1)
@@ -98,4 +101,4 @@ def simulate(
     """
     placed = tasks.check_placement(placement, machines.num_machines)
     given = EngineInput.of(machines, tasks, placed, demands, policy)
-    return SimulatedRun(machines, tasks, placed, demands, policy, given, PlainEngine(given).run())
+    return SimulatedRun(machines, tasks, placed, demands, policy, given, run_engine(given, explain=explain))

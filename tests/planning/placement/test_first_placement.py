@@ -49,7 +49,7 @@ def compare_with_milp(num_instances: int, seed: int) -> None:
 
 
 def test_a_placement_is_found_exactly_when_a_milp_finds_one():
-    compare_with_milp(150, seed=5)
+    compare_with_milp(100, seed=5)
 
 
 @pytest.mark.long

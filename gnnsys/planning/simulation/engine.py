@@ -1,4 +1,4 @@
-"""What the engine is given and what it returns: arrays, nothing else.
+"""What the native engine is given and what it returns: arrays, nothing else.
 
 Items are numbered: task j of iteration n is n * num_tasks + j, the flow of edge e from iteration n is
 iterations * num_tasks + n * num_edges + e. A cause is 2 * item, or 2 * item + 1 where the start of that item and not
@@ -10,11 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
+from gnnsys.ops import longest_training_path, simulate_training
 from gnnsys.planning.simulation.demands import Demands
 from gnnsys.planning.simulation.machines import ClusterMachines, Floats, Ints
 from gnnsys.planning.simulation.policies import policy_number
 from gnnsys.planning.simulation.tasks import DATA, OWNER, SERVING, STORE, TASK_KINDS, TrainingTasks
+
+_ANY = 1 << 62  # threads of a server that never lets a request wait
+_OF_PATHS = ("machine", "seconds", "source", "target", "lag", "mode", "volume")
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,9 @@ class EngineInput:
         demands.check(tasks)
         num = machines.num_machines
         machine = tasks.machine_of(placement, num)
+        for kind in machines.speeds:
+            if kind not in TASK_KINDS:
+                raise ValueError(f"machines: speeds of {kind!r}: kinds are {', '.join(TASK_KINDS)}")
         speeds = np.stack([machines.speed(kind) for kind in TASK_KINDS])
         limited = machines.server_threads is not None
         queued_kinds = [TASK_KINDS.index(kind) for kind in (STORE, SERVING, OWNER)]
@@ -60,9 +68,7 @@ class EngineInput:
             link_rates=machines.link_rates(),
             uplink=np.full(num, -1, dtype=np.int64) if machines.uplink is None else machines.uplink,
             cores=np.full(num, np.inf) if machines.cores is None else machines.cores,
-            server_threads=machines.server_threads
-            if machines.server_threads is not None
-            else np.full(num, np.iinfo(np.int64).max),
+            server_threads=np.full(num, _ANY) if machines.server_threads is None else machines.server_threads,
             policy=policy,
         )
 
@@ -115,15 +121,8 @@ class EngineInput:
         links[into, 3] = 2 * num + num_uplinks + up_target[into]
         return links
 
-    def alone_rates(self) -> Floats:
-        """[E]: the rate by `oes` of an edge's flow if only the flows to its own target were there (`omcoflow`)."""
-        links, rates = self.edge_links(), np.full(self.num_edges, np.inf)
-        for column in links.T:
-            passes = column >= 0
-            key = self.target[passes] * len(self.link_rates) + column[passes]
-            _, group, counts = np.unique(key, return_inverse=True, return_counts=True)
-            rates[passes] = np.minimum(rates[passes], self.link_rates[column[passes]] / counts[group])
-        return rates
+    def tensors(self, names: tuple[str, ...]) -> dict[str, torch.Tensor]:
+        return {name: torch.from_numpy(np.require(getattr(self, name), requirements="CW")) for name in names}
 
 
 @dataclass(frozen=True)
@@ -139,18 +138,18 @@ class EngineResult:
     flow_end: Floats
     flow_cause: Ints
     limited: Floats  # [N, E, 4] seconds that each of its links was what limited a flow
+    slowed: Floats  # [N, J] seconds of a task during which its machine had more threads than cores
 
-    @classmethod
-    def empty(cls, given: EngineInput) -> EngineResult:
-        tasks, flows = (given.iterations, given.num_tasks), (given.iterations, given.num_edges)
 
-        def nothing(shape: tuple[int, ...]) -> Floats:
-            return np.full(shape, np.nan)
+def run_engine(given: EngineInput, *, explain: bool = True) -> EngineResult:
+    """Simulates. Without `explain`, `limited` and `slowed` are empty: nobody will ask what binds."""
+    names = tuple(name for name in EngineInput.__dataclass_fields__ if name != "policy")
+    done = simulate_training(given.tensors(names), policy_number(given.policy), explain=explain)
+    tasks, flows = done.task_times.numpy(), done.flow_times.numpy()
+    held_back = done.limited.numpy(), done.slowed.numpy()
+    return EngineResult(*tasks, done.task_cause.numpy(), *flows, done.flow_cause.numpy(), *held_back)
 
-        return cls(
-            *(nothing(tasks) for _ in range(3)),
-            np.full(tasks, -1, dtype=np.int64),
-            *(nothing(flows) for _ in range(3)),
-            np.full(flows, -1, dtype=np.int64),
-            np.zeros((*flows, 4)),
-        )
+
+def longest_path(given: EngineInput, flow_rates: Floats) -> float:
+    """Length of the longest path through tasks and flows of all iterations (§V-B), each flow at its edge's rate."""
+    return longest_training_path(given.tensors(_OF_PATHS), torch.from_numpy(np.require(flow_rates, np.float64, "CW")))

@@ -10,7 +10,7 @@ from collections import deque
 
 import numpy as np
 
-from gnnsys.planning.simulation.engine_result import EngineInput, EngineResult
+from gnnsys.planning.simulation.engine import EngineInput, EngineResult
 from gnnsys.planning.simulation.tasks import AFTER_START, DATA
 
 _SAME = 1e-12  # of the time to the next event: what ends within it ends together
@@ -25,20 +25,22 @@ class PlainEngine:
         for edge, source in enumerate(given.source):
             self.out_edges[source].append(edge)
         self.waiting = given.dependency_counts()
-        self.result = EngineResult.empty(given)
+        self.result = empty_result(given)
         self.remaining: dict[int, float] = {}  # bytes by flow item
-        self.order: dict[int, float] = {}  # when a flow was handed over
+        self.order: dict[int, float] = {}  # when a flow was handed over, or how long it still needs
+        self.ordered: set[int] = set()
         self.work: dict[int, float] = {}  # seconds at full speed, by task item
-        self.queue: list[deque[int]] = [deque() for _ in range(given.num_machines)]
+        self.queue: list[list[tuple[float, int]]] = [[] for _ in range(given.num_machines)]
+        self.freed_by = [-1] * given.num_machines
         self.serving = [0] * given.num_machines
         self.todo: deque[tuple[str, int, int]] = deque()
         self.now = 0.0
         self.links = [tuple(passed) for passed in given.edge_links().tolist()]
-        self.alone = given.alone_rates()
+        self.alone = alone_rates(given)
 
     def run(self) -> EngineResult:
         for item in np.flatnonzero(self.waiting.reshape(-1) == 0):
-            self._ready(int(item), -1)
+            self.todo.append(("ready", int(item), -1))
         self._settle()
         while self.remaining or self.work:
             self._advance()
@@ -59,6 +61,7 @@ class PlainEngine:
                 self.result.limited.reshape(-1, 4)[item - num_tasks, limits[item]] += step
         for item in self.work:
             self.work[item] -= task_rates[item] * step
+            self.result.slowed.reshape(-1)[item] += step * (task_rates[item] < 1)
         for item in over:
             self.todo.append(("end", item, -1))
         self._settle()
@@ -74,6 +77,19 @@ class PlainEngine:
                 self._end_task(item)
             else:
                 self._end_flow(item)
+            if not self.todo:
+                self._serve()
+
+    def _serve(self) -> None:
+        """Threads of servers go to the requests that came first; of those that came at once, by their number."""
+        for machine, queue in enumerate(self.queue):
+            while queue and self.serving[machine] < self.given.server_threads[machine]:
+                came, item = min(queue)
+                queue.remove((came, item))
+                self.serving[machine] += 1
+                if came < self.now:
+                    self.result.task_cause.reshape(-1)[item] = 2 * self.freed_by[machine]
+                self._start(item)
 
     def _release(self, task: int, iteration: int, cause: int) -> None:
         """One thing less that a task waits for."""
@@ -87,16 +103,14 @@ class PlainEngine:
         machine = self.given.machine[task]
         result.task_ready.reshape(-1)[item] = self.now
         result.task_cause.reshape(-1)[item] = cause
-        if self.given.queued[task] and self.serving[machine] >= self.given.server_threads[machine]:
-            self.queue[machine].append(item)
+        if self.given.queued[task]:
+            self.queue[machine].append((self.now, item))
         else:
             self._start(item)
 
     def _start(self, item: int) -> None:
         iteration, task = divmod(item, self.given.num_tasks)
         self.result.task_start[iteration, task] = self.now
-        if self.given.queued[task]:
-            self.serving[self.given.machine[task]] += 1
         for edge in self.out_edges[task]:
             if self.given.mode[edge] == AFTER_START:
                 self._release(self.given.target[edge], iteration + self.given.lag[edge], 2 * item + 1)
@@ -123,10 +137,7 @@ class PlainEngine:
                 self._release(given.target[edge], arrives, 2 * item)
         if given.queued[task]:
             self.serving[machine] -= 1
-            if self.queue[machine]:
-                after = self.queue[machine].popleft()
-                self.result.task_cause.reshape(-1)[after] = 2 * item
-                self._start(after)
+            self.freed_by[machine] = item
 
     def _start_flow(self, edge: int, iteration: int, cause: int) -> None:
         item = self.given.num_tasks * self.given.iterations + iteration * self.given.num_edges + edge
@@ -215,10 +226,10 @@ class PlainEngine:
 
     def _in_order(self, links: dict[int, tuple[int, ...]]) -> tuple[dict[int, float], dict[int, int]]:
         full = {item: min(self.given.link_rates[k] for k in passed if k >= 0) for item, passed in links.items()}
-        if self.given.policy.startswith("fifo"):
-            ordered = sorted(links, key=lambda item: (self.order[item], item))
-        else:
-            ordered = sorted(links, key=lambda item: (self.remaining[item] / full[item], item))
+        if self.given.policy.startswith("mrtf") and set(links) != self.ordered:  # a flow has come or gone
+            self.order = {item: self.remaining[item] / full[item] for item in links}
+            self.ordered = set(links)
+        ordered = sorted(links, key=lambda item: (self.order[item], item))
         blocking = self.given.policy.endswith("blocking")
         residual = self.given.link_rates.copy()
         rates, limits = {}, {}
@@ -232,3 +243,25 @@ class PlainEngine:
                 if link >= 0 and rates[item] > 0:
                     residual[link] = 0.0 if blocking else residual[link] - rates[item]
         return rates, limits
+
+
+def alone_rates(given: EngineInput) -> np.ndarray:
+    """[E]: the rate by `oes` of an edge's flow if only the flows to its own target were there (`omcoflow`)."""
+    links, rates = given.edge_links(), np.full(given.num_edges, np.inf)
+    for edge, passed in enumerate(links):
+        for link in passed[passed >= 0]:
+            beside = (given.target == given.target[edge]) & (links == link).any(1)
+            rates[edge] = min(rates[edge], given.link_rates[link] / beside.sum())
+    return rates
+
+
+def empty_result(given: EngineInput) -> EngineResult:
+    tasks, flows = (given.iterations, given.num_tasks), (given.iterations, given.num_edges)
+    return EngineResult(
+        *(np.full(tasks, np.nan) for _ in range(3)),
+        np.full(tasks, -1, dtype=np.int64),
+        *(np.full(flows, np.nan) for _ in range(3)),
+        np.full(flows, -1, dtype=np.int64),
+        np.zeros((*flows, 4)),
+        np.zeros(tasks),
+    )
