@@ -111,6 +111,7 @@ from gnnsys.planning.simulation import (
     RunBounds,
     SimulatedRun,
     TrainingTasks,
+    broken_rules,
     run_bounds,
     simulate,
 )
@@ -203,6 +204,7 @@ __all__ = [
     "assign_nearly_best",
     "best_schedule",
     "bound",
+    "broken_rules",
     "choose_for_batches",
     "choose_for_epochs",
     "compare_batches",

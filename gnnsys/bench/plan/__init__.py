@@ -1,0 +1,14 @@
+"""`gnnsys bench plan`: jobs that are simulated before they run.
+
+`simulator` has the engine's speed, `theory` what the paper proves, on random jobs, `policies` the ways to share links
+beside each other, `planted` bottlenecks that must be named.
+"""
+
+from gnnsys.bench.case import Benchmark
+from gnnsys.bench.plan import planted, policies, simulator, theory
+
+BENCHMARKS: list[Benchmark] = [
+    benchmark for rows in (simulator, theory, policies, planted) for benchmark in rows.BENCHMARKS
+]
+
+__all__ = ["BENCHMARKS"]

@@ -5,6 +5,7 @@ from gnnsys.planning.simulation.demands import CountedAmount, Demands, DrawnAmou
 from gnnsys.planning.simulation.machines import ClusterMachines
 from gnnsys.planning.simulation.policies import POLICIES
 from gnnsys.planning.simulation.run_bounds import RunBounds, run_bounds
+from gnnsys.planning.simulation.schedule_rules import broken_rules
 from gnnsys.planning.simulation.simulate import SimulatedRun, simulate
 from gnnsys.planning.simulation.tasks import TrainingTasks
 
@@ -18,6 +19,7 @@ __all__ = [
     "RunBounds",
     "SimulatedRun",
     "TrainingTasks",
+    "broken_rules",
     "run_bounds",
     "simulate",
 ]

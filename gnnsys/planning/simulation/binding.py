@@ -71,10 +71,9 @@ class RunBinding:
             raise ValueError("binding: the run was simulated with explain=False; simulate it again with explain=True")
         chain, held = _walk(run)
         seconds: dict[tuple[str, int], float] = defaultdict(float)
-        for link, after in zip(chain, [*chain[1:], None], strict=True):
-            waited = after is not None and not after.is_flow
-            waited = waited and bool(run.times.task_ready[after.iteration, after.index] < after.start)
-            for key, value in _spent(run, link, waited):
+        waits = [_waited(run, link) for link in chain]
+        for link, follower_waited in zip(chain, [*waits[1:], False], strict=True):
+            for key, value in _spent(run, link, follower_waited):
                 if value > 0:
                     seconds[key] += value
         ordered = dict(sorted(seconds.items(), key=lambda pair: -pair[1]))
@@ -105,6 +104,11 @@ def _walk(run: SimulatedRun) -> tuple[list[ChainLink], int]:
         item, by_start = cause // 2, bool(cause % 2)
 
 
+def _waited(run: SimulatedRun, link: ChainLink) -> bool:
+    """Whether a task was ready and had to wait for a thread of its server."""
+    return not link.is_flow and bool(run.times.task_ready[link.iteration, link.index] < link.start)
+
+
 def _spent(run: SimulatedRun, link: ChainLink, held_thread: bool) -> list[tuple[tuple[str, int], float]]:
     """What its seconds were spent on. `held_thread`: what follows it on the chain waited for its server's thread."""
     if link.is_flow:
@@ -113,8 +117,7 @@ def _spent(run: SimulatedRun, link: ChainLink, held_thread: bool) -> list[tuple[
         return [(("link", int(k)), float(s)) for k, s in zip(passed, limited, strict=True) if k >= 0]
     machine = int(run.given.machine[link.index])
     slowed = float(run.times.slowed[link.iteration, link.index])
-    waited = run.times.task_ready[link.iteration, link.index] < link.start
-    kind = "threads" if held_thread or waited else TASK_KINDS[run.tasks.kind[link.index]]
+    kind = "threads" if held_thread or _waited(run, link) else TASK_KINDS[run.tasks.kind[link.index]]
     return [(("cores", machine), slowed), ((kind, machine), link.end - link.start - slowed)]
 
 

@@ -122,7 +122,7 @@ class EngineInput:
         return links
 
     def tensors(self, names: tuple[str, ...]) -> dict[str, torch.Tensor]:
-        return {name: torch.from_numpy(np.require(getattr(self, name), requirements="CW")) for name in names}
+        return {name: torch.from_numpy(np.require(getattr(self, name), requirements=["C", "W"])) for name in names}
 
 
 @dataclass(frozen=True)
@@ -145,11 +145,24 @@ def run_engine(given: EngineInput, *, explain: bool = True) -> EngineResult:
     """Simulates. Without `explain`, `limited` and `slowed` are empty: nobody will ask what binds."""
     names = tuple(name for name in EngineInput.__dataclass_fields__ if name != "policy")
     done = simulate_training(given.tensors(names), policy_number(given.policy), explain=explain)
-    tasks, flows = done.task_times.numpy(), done.flow_times.numpy()
-    held_back = done.limited.numpy(), done.slowed.numpy()
-    return EngineResult(*tasks, done.task_cause.numpy(), *flows, done.flow_cause.numpy(), *held_back)
+    task_ready, task_start, task_end = done.task_times.numpy()
+    flow_ready, flow_start, flow_end = done.flow_times.numpy()
+    return EngineResult(
+        task_ready=task_ready,
+        task_start=task_start,
+        task_end=task_end,
+        task_cause=done.task_cause.numpy(),
+        flow_ready=flow_ready,
+        flow_start=flow_start,
+        flow_end=flow_end,
+        flow_cause=done.flow_cause.numpy(),
+        limited=done.limited.numpy(),
+        slowed=done.slowed.numpy(),
+    )
 
 
 def longest_path(given: EngineInput, flow_rates: Floats) -> float:
     """Length of the longest path through tasks and flows of all iterations (§V-B), each flow at its edge's rate."""
-    return longest_training_path(given.tensors(_OF_PATHS), torch.from_numpy(np.require(flow_rates, np.float64, "CW")))
+    return longest_training_path(
+        given.tensors(_OF_PATHS), torch.from_numpy(np.require(flow_rates, np.float64, ["C", "W"]))
+    )

@@ -148,8 +148,9 @@ class TrainingTasks:
         """
         from gnnsys.planning.simulation.job_tasks import JobTasks
 
-        options = dict(own_samplers=own_samplers, serve_each=serve_each, sparse=sparse)
-        return JobTasks(parts, workers, samplers_per_worker, sync, servers, ahead, **options).build()
+        return JobTasks(
+            parts, workers, samplers_per_worker, sync, servers, ahead, own_samplers, serve_each, sparse
+        ).build()
 
 
 def _block(blocks: dict[str, tuple[int, tuple[int, ...]]], kind: str) -> Ints:
