@@ -20,6 +20,7 @@ from gnnsys.loader.negatives import NegativeSampling, negative_stream
 from gnnsys.loader.neighbor_loader import NeighborLoader
 from gnnsys.loader.options import PipelineOptions
 from gnnsys.loader.padding import PadSizes
+from gnnsys.loader.run_trace import RunTrace
 from gnnsys.loader.sampled import Inputs, Sampled
 from gnnsys.loader.sampling_options import check_times
 from gnnsys.loader.schedule import Schedule, Ticket
@@ -61,6 +62,7 @@ __all__ = [
     "NodeDrawer",
     "PadSizes",
     "PipelineOptions",
+    "RunTrace",
     "Sampled",
     "Schedule",
     "ScoredNegatives",

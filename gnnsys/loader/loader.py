@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -33,7 +36,7 @@ from gnnsys.ops import BufferPool
 from gnnsys.pipeline import OfThisProcess, Pipeline, Scope, Stage, StageCounters
 from gnnsys.planning import ExecutionPlan, Way, is_given
 from gnnsys.sampling import DistGraph, Sampler, SubgraphSampler, loader_context
-from gnnsys.seeds import Leftover, Ranks
+from gnnsys.seeds import Leftover, Ranks, ShareRecipe
 from gnnsys.store import MemoryBudget, RowBuffers
 
 _CALL = Ticket(epoch=-1, batch=0)  # the random stream of loader(ids), apart from every epoch's
@@ -113,6 +116,7 @@ class Loader:
             group_bytes=room_for_groups(by_device) if options.group else None,
         )  # fmt: skip
         self.num_ahead = layout.num_ahead  # batches on the network besides the one whose turn it is
+        self.num_under_way = layout.num_under_way  # the same, and those that wait to be trained on
         num_batches = prefetch + num_threads + 1 + layout.sample_depth  # that wait, are made, and are used
         pool = BufferPool(max_free=num_batches * self._fetch.num_arrays)
         MemoryBudget.of("cpu").watch(pool, "loader buffers", BufferPool.held_bytes)
@@ -218,13 +222,16 @@ class Loader:
                 describe(sampled, inputs.trace)
             return sampled
 
-        begin = None if fetch.is_in_memory else fetch.begin
+        def timed(name: str, run: Callable[[Any], Any]) -> Callable[[Any], Any]:
+            return run if trace is None else partial(_note_cpu, name, run)
+
+        begin = None if fetch.is_in_memory else timed("fetch", fetch.begin)
         return [
             Stage("schedule", choose, threads=0),
-            Stage("sample", sample_inputs, threads=0),
+            Stage("sample", timed("sample", sample_inputs), threads=0),
             *([] if sums is None else [Stage("aggregate", sums.run, threads=0)]),
-            Stage("fetch", fetch.finish, threads=0, begin=begin, counts=fetch.counts),
-            Stage("compact", Compact(self.graph), threads=0),
+            Stage("fetch", timed("fetch", fetch.finish), threads=0, begin=begin, counts=fetch.counts),
+            Stage("compact", timed("compact", Compact(self.graph)), threads=0),
         ]
 
     # -- epochs ------------------------------------------------------------------------------------------------------
@@ -279,8 +286,13 @@ class Loader:
                 loop.use(self._context.at(self._position))  # what is asked for meanwhile, rows of embeddings say
                 self._position += 1
                 self._ending = epoch if self._position == end else None
+                record = None if self._trace is None else self._trace.record(self._position - 1)
+                began, used = time.perf_counter(), time.thread_time()
                 yield batch
                 del batch  # not kept while the next one is waited for
+                if record is not None:
+                    record.stages["use"] = (began, time.perf_counter())
+                    record.add_cpu("use", time.thread_time() - used)
             if iteration == self._iteration:
                 self._ending = None
                 if self._caches is not None and isinstance(self.graph, DistGraph):
@@ -481,6 +493,27 @@ class Loader:
             return self._execution.trace()
         return [] if self._trace is None else self._trace.records()
 
+    def save_trace(self, path: str | os.PathLike[str], model: torch.nn.Module | None = None) -> None:
+        """Writes the records of the last batches to a file, for `gnnsys profile --trace`; each rank its own. With
+        `model`, the bytes of its gradients are noted too. ValueError where the graph is not in parts."""
+        from gnnsys.loader.run_trace import RunTrace
+
+        RunTrace.of_loader(self, model).save(path)
+
+    @property
+    def recipe(self) -> ShareRecipe | None:
+        """How its inputs were made of all seeds; None where they are no share of `gnnsys.split`."""
+        return self._ranks.recipe
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches arrive."""
+        return self._device
+
+    def row_bytes(self) -> int:
+        """Bytes of a node's rows that batches have, over all arrays and types of nodes."""
+        return self._fetch.row_bytes()
+
     def close(self) -> None:
         """Ends the threads; iterating again starts new ones. Also done on garbage collection and at exit.
 
@@ -504,6 +537,16 @@ class Loader:
 def _reads_bus(graph: Graph | DistGraph) -> bool:
     """Whether the device that samples a graph reads some of it from host memory."""
     return graph.is_pinned if isinstance(graph, Graph) else graph.registered is not None
+
+
+def _note_cpu(stage: str, run: Callable[[Any], Any], item: Any) -> Any:
+    """Runs a stage and adds what this thread has used of a core to the batch's record."""
+    record: BatchTrace | None = item.trace
+    began = time.thread_time()
+    made = run(item)
+    if record is not None:
+        record.add_cpu(stage, time.thread_time() - began)
+    return made
 
 
 def describe(sampled: Sampled, record: BatchTrace) -> None:

@@ -44,6 +44,11 @@ class BatchTrace:
     bytes: dict[str, int] = field(default_factory=dict)  # per flow: local, remote, shared, left_out, device
     stages: dict[str, tuple[float, float]] = field(default_factory=dict)  # start and end
     flows: list[BatchFlow] = field(default_factory=list)  # one for each kind and machine that was asked
+    cpu: dict[str, float] = field(default_factory=dict)  # core-seconds of the threads that ran a stage; "use": trained
+
+    def add_cpu(self, stage: str, seconds: float) -> None:
+        """One thread at a time has the batch."""
+        self.cpu[stage] = self.cpu.get(stage, 0.0) + seconds
 
     def flow(self, kind: str, machine: int) -> BatchFlow:
         """The one of a kind to a machine, made where there is none yet."""
@@ -133,6 +138,10 @@ class Trace:
             flow.queued_us += queued_us
             flow.served_us += served_us
             flow.waited_us += int(seconds * 1e6)
+
+    def record(self, position: int) -> BatchTrace | None:
+        """Of one batch, where it is kept."""
+        return self._records.get(position)
 
     def records(self) -> list[BatchTrace]:
         """By position; of batches still in flight as far as they are known."""

@@ -32,13 +32,15 @@ from gnnsys.seeds import Seeds, split
 from gnnsys.session import GraphServer
 from gnnsys.store import Store
 
+_WARM = 3  # batches before those that are timed
 AWAY = -1  # the number of a machine that has no part
 _KINDS = {"SAMPLE": "sample", "PULL": "pull"}  # others, of which there are few, count as what a batch samples
 
 
 @dataclass(frozen=True, kw_only=True)
 class DryJob:
-    """What a training script would give its loader. `num_threads`: of the loader; None is what it would choose."""
+    """What a training script would give its loader. `num_threads`: of the loader; None is what it would choose.
+    `sample_depth`: `PipelineOptions.depths["sample"]`."""
 
     fanouts: tuple[int, ...]
     batch_size: int
@@ -47,6 +49,8 @@ class DryJob:
     shuffle: bool = True
     seed: int = 0
     num_threads: int | None = None
+    prefetch: int = 2
+    sample_depth: int | None = None
     wire_dtype: torch.dtype | None = None
 
     def __post_init__(self) -> None:
@@ -56,10 +60,11 @@ class DryJob:
             raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
 
     def make_loader(self, graph: DistGraph, seeds: Seeds, num_batches: int) -> NeighborLoader:
+        depths = {} if self.sample_depth is None else {"sample": self.sample_depth}
         return NeighborLoader(
             graph, list(self.fanouts), input_nodes=seeds, batch_size=self.batch_size, shuffle=self.shuffle,
-            seed=self.seed, fetch=self.fetch, num_threads=self.num_threads, wire_dtype=self.wire_dtype,
-            pipeline=PipelineOptions(trace=num_batches + 64),
+            seed=self.seed, fetch=self.fetch, num_threads=self.num_threads, prefetch=self.prefetch,
+            wire_dtype=self.wire_dtype, pipeline=PipelineOptions(depths=depths, trace=num_batches + 64),
         )  # fmt: skip
 
 
@@ -127,6 +132,7 @@ def count_shares(
     shares: list[ShareProfile] = []
     carried: list[float] = []
     with part_servers(folder, parts.num_parts) as endpoints:
+        _Counting(parts, endpoints, job, trainers, _WARM).count(0, (), None)  # what is read for the first time
         counting = _Counting(parts, endpoints, job, trainers, num_batches)
         for number in range(trainers):
             away, carry = counting.count(number, (), steps)
@@ -164,7 +170,7 @@ class _Counting:
                     home_parts(share, self.subpart_seeds, parts.trainers_per_part) for share in seeds.recipe.shares
                 ]
             loader = self._job.make_loader(graph, seeds, self._num_batches)
-            self.ahead = loader.num_ahead
+            self.ahead = loader.num_under_way
             try:
                 return _count(loader, graph, self._num_batches, steps)
             finally:
@@ -229,9 +235,14 @@ def _settle(flows: dict[str, np.ndarray], work: dict[str, np.ndarray], others: f
     return ShareProfile(**found), carry
 
 
+def flow_kind(kind: str) -> str:
+    """The name of a message's flow in a profile."""
+    return _KINDS.get(kind, "sample")
+
+
 def _add_flows(record: BatchTrace, flows: dict[str, np.ndarray]) -> None:
     for flow in record.flows:
-        kind = _KINDS.get(flow.kind, "sample")
+        kind = flow_kind(flow.kind)
         flows[f"{kind}_out"][record.batch, flow.machine] += flow.bytes_out
         flows[f"{kind}_in"][record.batch, flow.machine] += flow.bytes_in
         flows[f"{kind}_seconds"][record.batch, flow.machine] += flow.served_us * 1e-6

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -154,6 +154,23 @@ class JobProfile:
             self, trainers, iterations=iterations, samplers_per_trainer=samplers_per_trainer, sync=sync,
             servers=servers, placement=placement,
         )  # fmt: skip
+
+    def scaled(self, *, work: float = 1.0, computing: float = 1.0) -> JobProfile:
+        """The same with core-seconds of everything multiplied by `work`, those of training by `computing` as well: what
+        a run has shown of the machines, beside what was timed."""
+        if not (work > 0 and computing > 0):
+            raise ValueError(f"work and computing must be more than 0, got {work} and {computing}")
+        names = ("sample_seconds", "pull_seconds", "home_pull_seconds", "sampling", "fetching")
+        shares = tuple(
+            replace(
+                share,
+                **{name: work * getattr(share, name) for name in names},
+                computing=work * computing * share.computing,
+            )
+            for share in self.shares
+        )
+        byte_work = ByteWork(seal=work * self.byte_work.seal, carry=work * self.byte_work.carry)
+        return replace(self, shares=shares, byte_work=byte_work)
 
     def check_parts(self, digest: int, where: str) -> None:
         """ValueError for parts (`digest`: the CRC-32 of their manifest) that it is not of."""

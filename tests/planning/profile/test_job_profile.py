@@ -72,6 +72,18 @@ def test_machines_of_shares_are_those_that_a_run_deals_them_to(machine_of_part: 
         assert found[share.start * len(found) // 300] == machine_of_rank[rank]
 
 
+def test_work_that_is_scaled_is_scaled_everywhere_and_bytes_are_not() -> None:
+    profile = made_profile(2)
+    twice = profile.scaled(work=2, computing=3)
+    for share, before in zip(twice.shares, profile.shares, strict=True):
+        np.testing.assert_allclose(share.serving, 2 * before.serving)
+        np.testing.assert_allclose(share.computing, 6 * before.computing)
+        np.testing.assert_array_equal(share.bytes_in, before.bytes_in)
+    assert twice.byte_work.total == 2 * profile.byte_work.total
+    with pytest.raises(ValueError, match="must be more than 0"):
+        profile.scaled(work=0)
+
+
 def test_a_profile_of_other_parts_is_refused() -> None:
     made_profile().check_parts(0xABC, "parts/")
     with pytest.raises(ValueError, match="digest 00000abc, parts/ has 00000abd"):
