@@ -153,7 +153,8 @@ def report(plan: PlacementPlan, cluster: Cluster, profile: JobProfile) -> Iterat
     told = plan.forecast.settings
     samplers = told["samplers_per_trainer"]
     yield (
-        f"job      {plan.num_trainers} trainers, {profile.num_parts} parts, {told['batches_per_epoch']:,} batches of "
+        f"job      {plan.num_trainers} trainers, {profile.num_parts} parts, {told['batches_per_epoch']:,} batch"
+        f"{'es' if told['batches_per_epoch'] > 1 else ''} of "
         f"{profile.batch_size:,} seeds per trainer and epoch"
     )
     yield f"cluster  {len(cluster)} hosts: {', '.join(cluster.names[:8])}{' ...' if len(cluster) > 8 else ''}"

@@ -281,6 +281,7 @@ def place_job(
         RunnerUp(name=name, hosts=other.hosts_of(their_run.placement), seconds_per_epoch=seconds)
         for seconds, name, other, their_run in finalists[1:]
     ]
+    others = _different(others, placer.hosts_of(run.placement))
     plain = [other for other in others[_RUNNERS_UP:] if other.name in ("even", "distdgl")]
     return PlacementPlan(
         hosts=placer.hosts_of(run.placement),
@@ -291,6 +292,20 @@ def place_job(
         runners_up=tuple(others[:_RUNNERS_UP] + plain),
         cluster=cluster.to_json(),
     )
+
+
+def _different(others: Sequence[RunnerUp], chosen: Sequence[PlacedHost]) -> list[RunnerUp]:
+    """Those with other numbers of trainers or samplers per host than all before them, and the baselines."""
+
+    def numbers(hosts: Sequence[PlacedHost]) -> tuple[tuple[str, int, int], ...]:
+        return tuple((host.name, host.num_trainers, len(host.samplers)) for host in hosts)
+
+    seen, found = {numbers(chosen)}, []
+    for other in others:
+        if numbers(other.hosts) not in seen or other.name in ("even", "distdgl"):
+            seen.add(numbers(other.hosts))
+            found.append(other)
+    return found
 
 
 def simulate_plan(
