@@ -59,12 +59,12 @@ def search(problem: PlacementProblem, settings: ExploreSettings | None = None) -
 def on_testbed(work: Workload) -> Iterator[Case]:
     """ETP + OES beside DistDGL's placement + FIFO in both readings: mean seconds of 20 iterations over the orders of
     machines."""
-    for dataset in (PRODUCTS, REDDIT):
-        for sync in ("ps", "ring") if work.sizes == FULL else ("ring",):
-            yield _testbed_case(
-                work, f"plan/testbed, {dataset.name}, {sync}", PaperJob(dataset, 6, 2, sync), testbed(),
-                PAPER_OF_TESTBED[dataset.name, sync],
-            )  # fmt: skip
+    rows = list(PAPER_OF_TESTBED.items())
+    for logical in (True, False):
+        for (name, sync), paper in rows if work.sizes == FULL else rows[:1]:
+            what = f"plan/testbed of {'16 logical' if logical else '8'} cores, {name}, {sync}"
+            job = PaperJob(PRODUCTS if name == PRODUCTS.name else REDDIT, 6, 2, sync)
+            yield _testbed_case(work, what, job, testbed(logical=logical), paper)
     job = PaperJob(PRODUCTS, 8, 2, "ring")
     yield _testbed_case(work, "plan/testbed, unequal GPUs, ring", job, unequal_testbed(), PAPER_UNEQUAL)
 
