@@ -1,14 +1,14 @@
 """`gnnsys bench plan`: jobs that are simulated before they run.
 
 `simulator` has the engine's speed, `theory` what the paper proves, on random jobs, `policies` the ways to share links
-beside each other, `planted` bottlenecks that must be named.
+beside each other, `planted` bottlenecks that must be named, `lab` epochs that were predicted beside runs on the lab.
 """
 
 from gnnsys.bench.case import Benchmark
-from gnnsys.bench.plan import planted, policies, simulator, theory
+from gnnsys.bench.plan import lab, planted, policies, simulator, theory
 
 BENCHMARKS: list[Benchmark] = [
-    benchmark for rows in (simulator, theory, policies, planted) for benchmark in rows.BENCHMARKS
+    benchmark for rows in (simulator, theory, policies, planted, lab) for benchmark in rows.BENCHMARKS
 ]
 
 __all__ = ["BENCHMARKS"]

@@ -138,6 +138,7 @@ class JobProfile:
         sync: str = "ring-whole",
         servers: int = 1,
         placement: tuple[Sequence[int], Sequence[int]] | None = None,
+        step_delays: Sequence[float] | None = None,
     ) -> tuple[TrainingTasks, Demands]:
         """The job as the simulator runs it, with `trainers` workers: worker i has the i-th range of the seeds.
 
@@ -146,26 +147,27 @@ class JobProfile:
         `placement`: the machine of each part and of each worker, where they are known: flows that stay on a machine
         then cost nothing to encrypt and carry, and rows are those that are asked for from there. Placements that are
         compared before they are known (`None`) have flows of all parts, of which those that stay are left out by the
-        simulator, with their encryption counted.
+        simulator, with their encryption counted. `step_delays`: with `sync="ring"`, seconds that a small message waits
+        on its way to each worker, in queues of links that others fill; see `queue_delays`.
         """
         from gnnsys.planning.profile.as_tasks import as_tasks
 
         return as_tasks(
             self, trainers, iterations=iterations, samplers_per_trainer=samplers_per_trainer, sync=sync,
-            servers=servers, placement=placement,
+            servers=servers, placement=placement, step_delays=step_delays,
         )  # fmt: skip
 
-    def scaled(self, *, work: float = 1.0, computing: float = 1.0) -> JobProfile:
-        """The same with core-seconds of everything multiplied by `work`, those of training by `computing` as well: what
-        a run has shown of the machines, beside what was timed."""
-        if not (work > 0 and computing > 0):
-            raise ValueError(f"work and computing must be more than 0, got {work} and {computing}")
+    def scaled(self, *, work: float = 1.0, step: float = 0.0) -> JobProfile:
+        """The same with all core-seconds multiplied by `work`, and `step` more in every step of every trainer: what a
+        run has shown of the machines (`fit_work`), beside what was timed."""
+        if not (work > 0 and step >= 0):
+            raise ValueError(f"work must be more than 0 and step at least 0, got {work} and {step}")
         names = ("sample_seconds", "pull_seconds", "home_pull_seconds", "sampling", "fetching")
         shares = tuple(
             replace(
                 share,
                 **{name: work * getattr(share, name) for name in names},
-                computing=work * computing * share.computing,
+                computing=work * share.computing + step,
             )
             for share in self.shares
         )
