@@ -1,7 +1,7 @@
 """`gnnsys bench plan`: jobs that are simulated before they run.
 
 `simulator` has the engine's speed, `theory` what the paper proves, on random jobs, `policies` the ways to share links
-beside each other, `planted` bottlenecks that must be named, `lab` epochs that were predicted beside runs on the lab.
+beside each other, `planted` bottlenecks that must be named, `lab` epochs that were predicted, beside runs on the lab.
 """
 
 from gnnsys.bench.case import Benchmark

@@ -145,14 +145,14 @@ def forecast(profile: JobProfile, cluster: Cluster, placement: LabPlacement) -> 
     """
     trainers, num_hosts = sum(placement.ranks), len(cluster)
     machine_of_part = placement.machine_of_part
-    machine_of_worker = profile.worker_machines(machine_of_part, placement.ranks)
+    machine_of_worker, shares = profile.dealt(machine_of_part, placement.ranks)
     placed, machines = [*machine_of_part, *machine_of_worker], machines_of(cluster)
     limits = np.concatenate([[h.rate_out for h in cluster], [h.rate_in for h in cluster]])
     delays: list[float] | None = None
     for _ in range(_TURNS):
         tasks, demands = profile.as_tasks(
             trainers, iterations=ITERATIONS, sync="ring", placement=(machine_of_part, machine_of_worker),
-            step_delays=delays,
+            shares=shares, step_delays=delays,
         )  # fmt: skip
         run = simulate(machines, tasks, placed, demands, "maxmin")
         ends = np.maximum.accumulate(run.times.task_end[:, tasks.ids("worker")].max(1))

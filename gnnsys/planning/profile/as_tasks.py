@@ -33,6 +33,7 @@ def as_tasks(
     sync: str = "ring-whole",
     servers: int = 1,
     placement: tuple[Sequence[int], Sequence[int]] | None = None,
+    shares: Sequence[int] | None = None,
     step_delays: Sequence[float] | None = None,
 ) -> tuple[TrainingTasks, Demands]:
     """See `JobProfile.as_tasks`."""
@@ -55,8 +56,11 @@ def as_tasks(
         sparse=is_sparse,
         requests=True,
     )
-    shares = [_seen_from(profile.share(number, trainers), number, placement) for number in range(trainers)]
-    work = _Work(profile, shares, iterations, per_trainer)
+    numbers = list(range(trainers)) if shares is None else list(shares)
+    if sorted(numbers) != list(range(trainers)):
+        raise ValueError(f"shares must be 0 to {trainers - 1} in some order, got {numbers}")
+    seen = [_seen_from(profile.share(number, trainers), worker, placement) for worker, number in enumerate(numbers)]
+    work = _Work(profile, seen, iterations, per_trainer)
     volume: dict[str, Any] = {
         "graph": work.wire_bytes("bytes_in", "bytes_out"), "request": work.wire_bytes("bytes_out", "bytes_in"),
         **_gradients(profile, trainers, sync, servers),

@@ -116,18 +116,22 @@ class JobProfile:
 
     def worker_machines(self, machine_of_part: Sequence[int], ranks: Sequence[int]) -> list[int]:
         """The machine of each range of the seeds, where machine m has `ranks[m]` trainers and serves the parts p with
-        `machine_of_part[p] == m`: as `gnnsys.split` deals them in a run.
+        `machine_of_part[p] == m`: as `gnnsys.split` deals them in a run."""
+        machines, shares = self.dealt(machine_of_part, ranks)
+        return [machines[shares.index(number)] for number in range(len(shares))]
 
-        Ranks are numbered machine by machine, as torchrun does.
-        """
+    def dealt(self, machine_of_part: Sequence[int], ranks: Sequence[int]) -> tuple[list[int], list[int]]:
+        """The machine and the range of the seeds of every rank of a run. Ranks are numbered machine by machine, as
+        torchrun does, which is also the order of their ring."""
         if len(machine_of_part) != self.num_parts:
             raise ValueError(f"the profile is of {self.num_parts} parts, got machines of {len(machine_of_part)}")
-        machine_of_rank = tuple(machine for machine, count in enumerate(ranks) for _ in range(count))
-        _check_trainers(len(machine_of_rank))
-        placement = Placement(0, machine_of_rank, tuple(machine_of_part))
+        machine_of_rank = [machine for machine, count in enumerate(ranks) for _ in range(count)]
+        trainers = len(machine_of_rank)
+        _check_trainers(trainers)
+        placement = Placement(0, tuple(machine_of_rank), tuple(machine_of_part))
         given = assign_shares(self.subpart_seeds, placement, self.trainers_per_part)
-        order = sorted(range(len(given)), key=lambda rank: (given[rank].start, given[rank].stop, rank))
-        return [machine_of_rank[rank] for rank in order]
+        order = sorted(range(trainers), key=lambda rank: (given[rank].start, given[rank].stop, rank))
+        return machine_of_rank, [order.index(rank) for rank in range(trainers)]
 
     def as_tasks(
         self,
@@ -138,9 +142,11 @@ class JobProfile:
         sync: str = "ring-whole",
         servers: int = 1,
         placement: tuple[Sequence[int], Sequence[int]] | None = None,
+        shares: Sequence[int] | None = None,
         step_delays: Sequence[float] | None = None,
     ) -> tuple[TrainingTasks, Demands]:
-        """The job as the simulator runs it, with `trainers` workers: worker i has the i-th range of the seeds.
+        """The job as the simulator runs it, with `trainers` workers: worker i has the i-th range of the seeds, or the
+        one that `shares` says (`dealt`): a ring goes from worker to worker in their order.
 
         `samplers_per_trainer`: 0 where trainers sample and fetch for themselves; else so many samplers are placed, each
         of which makes its part of every batch and sends it to its worker. `sync`: see `TrainingTasks.of_job`.
@@ -154,7 +160,7 @@ class JobProfile:
 
         return as_tasks(
             self, trainers, iterations=iterations, samplers_per_trainer=samplers_per_trainer, sync=sync,
-            servers=servers, placement=placement, step_delays=step_delays,
+            servers=servers, placement=placement, shares=shares, step_delays=step_delays,
         )  # fmt: skip
 
     def scaled(self, *, work: float = 1.0, step: float = 0.0) -> JobProfile:

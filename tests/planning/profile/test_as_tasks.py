@@ -50,6 +50,15 @@ def test_what_stays_on_a_machine_is_neither_sent_nor_encrypted_but_served() -> N
     np.testing.assert_allclose(demands.seconds[:, tasks.ids("serving")[2, 2]], profile.shares[2].serving[1:4, 2])
 
 
+def test_workers_may_have_shares_in_another_order() -> None:
+    profile = made_profile(3)
+    tasks, demands = profile.as_tasks(3, iterations=3, shares=[2, 0, 1])
+    plain, plain_demands = profile.as_tasks(3, iterations=3)
+    np.testing.assert_array_equal(total(tasks, demands, "graph"), total(plain, plain_demands, "graph")[:, :, [2, 0, 1]])
+    with pytest.raises(ValueError, match="shares must be 0 to 2 in some order"):
+        profile.as_tasks(3, shares=[0, 0, 1])
+
+
 @pytest.mark.parametrize("samplers", [1, 2])
 def test_samplers_elsewhere_have_a_part_of_every_batch_and_send_it_on(samplers: int) -> None:
     profile = made_profile(3)

@@ -68,8 +68,11 @@ def test_machines_of_shares_are_those_that_a_run_deals_them_to(machine_of_part: 
     dealt = assign_shares([100] * 3, Placement(0, machine_of_rank, tuple(machine_of_part)), 1)
     found = profile.worker_machines(machine_of_part, ranks)
     assert len(found) == sum(ranks)
+    machines, shares = profile.dealt(machine_of_part, ranks)
+    assert tuple(machines) == machine_of_rank
     for rank, share in enumerate(dealt):
-        assert found[share.start * len(found) // 300] == machine_of_rank[rank]
+        assert shares[rank] == share.start * len(found) // 300
+        assert found[shares[rank]] == machine_of_rank[rank]
 
 
 def test_work_that_is_scaled_is_scaled_everywhere_and_bytes_are_not() -> None:
