@@ -75,6 +75,7 @@ from gnnsys.planning.placement import (
     simulate_plan,
     steady_iteration,
 )
+from gnnsys.planning.profile.calibrate import fit_work, queue_delays
 from gnnsys.planning.profile.job_profile import ByteWork, JobGradients, JobProfile
 from gnnsys.planning.profile.share_profile import FLOWS, HOME_SHARE, WORK, ShareProfile, mix
 from gnnsys.planning.profile.step_cost import step_seconds
@@ -216,6 +217,7 @@ __all__ = [
     "expected_sizes",
     "explore",
     "first_placement",
+    "fit_work",
     "is_given",
     "is_placement_plan",
     "least_seconds",
@@ -231,6 +233,7 @@ __all__ = [
     "profile_machine",
     "propose_places",
     "propose_splits",
+    "queue_delays",
     "random_block",
     "random_placement",
     "round_shares",

@@ -10,6 +10,14 @@ from gnnsys.bench.plan import paper_rows, planted, policies, searches, simulator
 
 BENCHMARKS: list[Benchmark] = [
     benchmark for rows in (simulator, theory, policies, planted, paper_rows, searches) for benchmark in rows.BENCHMARKS
+beside each other, `planted` bottlenecks that must be named, `lab` epochs that were predicted, beside runs on the lab.
+"""
+
+from gnnsys.bench.case import Benchmark
+from gnnsys.bench.plan import lab, planted, policies, simulator, theory
+
+BENCHMARKS: list[Benchmark] = [
+    benchmark for rows in (simulator, theory, policies, planted, lab) for benchmark in rows.BENCHMARKS
 ]
 
 __all__ = ["BENCHMARKS"]

@@ -14,13 +14,14 @@ import numpy as np
 
 from gnnsys.planning.profile.share_profile import Amounts, ShareProfile
 from gnnsys.planning.simulation import CountedAmount, Demands, TrainingTasks
-from gnnsys.planning.simulation.tasks import EDGE_KINDS, SYNCS
+from gnnsys.planning.simulation.tasks import SYNCS
 
 if TYPE_CHECKING:
     from gnnsys.planning.profile.job_profile import JobProfile
 
+HEADER_BYTES = 200  # of a message: its packets' headers, framing and seal
+HEADER_SHARE = 0.01  # of what is sent: headers of packets; and as many bytes come back to acknowledge them
 _COLD = 8  # batches whose rows are asked for while nothing is kept yet: left out where there are enough others
-_REQUEST = "request"
 
 
 def as_tasks(
@@ -32,6 +33,8 @@ def as_tasks(
     sync: str = "ring-whole",
     servers: int = 1,
     placement: tuple[Sequence[int], Sequence[int]] | None = None,
+    shares: Sequence[int] | None = None,
+    step_delays: Sequence[float] | None = None,
 ) -> tuple[TrainingTasks, Demands]:
     """See `JobProfile.as_tasks`."""
     if samplers_per_trainer < 0:
@@ -51,18 +54,26 @@ def as_tasks(
         own_samplers=samplers_per_trainer == 0,
         serve_each=True,
         sparse=is_sparse,
+        requests=True,
     )
-    shares = [_seen_from(profile.share(number, trainers), number, placement) for number in range(trainers)]
-    work = _Work(profile, shares, iterations, per_trainer)
-    volume: dict[str, Any] = {"graph": work.flows("bytes_in"), **_gradients(profile, trainers, sync, servers)}
-    if _REQUEST in EDGE_KINDS:
-        volume[_REQUEST] = work.flows("bytes_out")
+    numbers = list(range(trainers)) if shares is None else list(shares)
+    if sorted(numbers) != list(range(trainers)):
+        raise ValueError(f"shares must be 0 to {trainers - 1} in some order, got {numbers}")
+    seen = [_seen_from(profile.share(number, trainers), worker, placement) for worker, number in enumerate(numbers)]
+    work = _Work(profile, seen, iterations, per_trainer)
+    volume: dict[str, Any] = {
+        "graph": work.wire_bytes("bytes_in", "bytes_out"), "request": work.wire_bytes("bytes_out", "bytes_in"),
+        **_gradients(profile, trainers, sync, servers),
+    }  # fmt: skip
     if samplers_per_trainer:
         volume["batch"] = work.by_sampler("batch_bytes")
     seconds: dict[str, Any] = {
         "serving": work.serving(), "sampler": work.sampling(), "worker": work.by_trainer("computing")
     }  # fmt: skip
     threads = {"worker": 1.0 if profile.computes_on == "cpu" else 0.0}
+    if step_delays is not None and sync == "ring":
+        seconds["ring"] = np.broadcast_to(np.asarray(step_delays), (2 * trainers - 2, trainers))
+        threads["ring"] = 0.0  # waited, not worked
     return tasks, Demands.of(tasks, iterations, seconds=seconds, volume=volume, threads=threads)
 
 
@@ -96,8 +107,14 @@ class _Work:
         found = np.stack([self._rows(share, getattr(share, name)) for share in self._shares], axis=1)
         return CountedAmount(np.repeat(found / self._per_trainer, self._per_trainer, axis=1))
 
-    def flows(self, name: str) -> CountedAmount:
-        return CountedAmount(self._by_part([getattr(share, name) for share in self._shares]))
+    def wire_bytes(self, name: str, other_way: str) -> CountedAmount:
+        """[iterations, parts, samplers]: with headers of packets, where anything is sent at all."""
+        amounts = []
+        for share in self._shares:
+            sent, back = getattr(share, name), getattr(share, other_way)
+            headers = HEADER_BYTES * share.requests * (sent > 0)
+            amounts.append(sent + HEADER_SHARE * (sent + back) + headers)
+        return CountedAmount(self._by_part(amounts))
 
     def serving(self) -> CountedAmount:
         amounts = [share.serving + self._byte * (share.bytes_in + share.bytes_out) for share in self._shares]

@@ -116,18 +116,22 @@ class JobProfile:
 
     def worker_machines(self, machine_of_part: Sequence[int], ranks: Sequence[int]) -> list[int]:
         """The machine of each range of the seeds, where machine m has `ranks[m]` trainers and serves the parts p with
-        `machine_of_part[p] == m`: as `gnnsys.split` deals them in a run.
+        `machine_of_part[p] == m`: as `gnnsys.split` deals them in a run."""
+        machines, shares = self.dealt(machine_of_part, ranks)
+        return [machines[shares.index(number)] for number in range(len(shares))]
 
-        Ranks are numbered machine by machine, as torchrun does.
-        """
+    def dealt(self, machine_of_part: Sequence[int], ranks: Sequence[int]) -> tuple[list[int], list[int]]:
+        """The machine and the range of the seeds of every rank of a run. Ranks are numbered machine by machine, as
+        torchrun does, which is also the order of their ring."""
         if len(machine_of_part) != self.num_parts:
             raise ValueError(f"the profile is of {self.num_parts} parts, got machines of {len(machine_of_part)}")
-        machine_of_rank = tuple(machine for machine, count in enumerate(ranks) for _ in range(count))
-        _check_trainers(len(machine_of_rank))
-        placement = Placement(0, machine_of_rank, tuple(machine_of_part))
+        machine_of_rank = [machine for machine, count in enumerate(ranks) for _ in range(count)]
+        trainers = len(machine_of_rank)
+        _check_trainers(trainers)
+        placement = Placement(0, tuple(machine_of_rank), tuple(machine_of_part))
         given = assign_shares(self.subpart_seeds, placement, self.trainers_per_part)
-        order = sorted(range(len(given)), key=lambda rank: (given[rank].start, given[rank].stop, rank))
-        return [machine_of_rank[rank] for rank in order]
+        order = sorted(range(trainers), key=lambda rank: (given[rank].start, given[rank].stop, rank))
+        return machine_of_rank, [order.index(rank) for rank in range(trainers)]
 
     def as_tasks(
         self,
@@ -138,34 +142,38 @@ class JobProfile:
         sync: str = "ring-whole",
         servers: int = 1,
         placement: tuple[Sequence[int], Sequence[int]] | None = None,
+        shares: Sequence[int] | None = None,
+        step_delays: Sequence[float] | None = None,
     ) -> tuple[TrainingTasks, Demands]:
-        """The job as the simulator runs it, with `trainers` workers: worker i has the i-th range of the seeds.
+        """The job as the simulator runs it, with `trainers` workers: worker i has the i-th range of the seeds, or the
+        one that `shares` says (`dealt`): a ring goes from worker to worker in their order.
 
         `samplers_per_trainer`: 0 where trainers sample and fetch for themselves; else so many samplers are placed, each
         of which makes its part of every batch and sends it to its worker. `sync`: see `TrainingTasks.of_job`.
         `placement`: the machine of each part and of each worker, where they are known: flows that stay on a machine
         then cost nothing to encrypt and carry, and rows are those that are asked for from there. Placements that are
         compared before they are known (`None`) have flows of all parts, of which those that stay are left out by the
-        simulator, with their encryption counted.
+        simulator, with their encryption counted. `step_delays`: with `sync="ring"`, seconds that a small message waits
+        on its way to each worker, in queues of links that others fill; see `queue_delays`.
         """
         from gnnsys.planning.profile.as_tasks import as_tasks
 
         return as_tasks(
             self, trainers, iterations=iterations, samplers_per_trainer=samplers_per_trainer, sync=sync,
-            servers=servers, placement=placement,
+            servers=servers, placement=placement, shares=shares, step_delays=step_delays,
         )  # fmt: skip
 
-    def scaled(self, *, work: float = 1.0, computing: float = 1.0) -> JobProfile:
-        """The same with core-seconds of everything multiplied by `work`, those of training by `computing` as well: what
-        a run has shown of the machines, beside what was timed."""
-        if not (work > 0 and computing > 0):
-            raise ValueError(f"work and computing must be more than 0, got {work} and {computing}")
+    def scaled(self, *, work: float = 1.0, step: float = 0.0) -> JobProfile:
+        """The same with all core-seconds multiplied by `work`, and `step` more in every step of every trainer: what a
+        run has shown of the machines (`fit_work`), beside what was timed."""
+        if not (work > 0 and step >= 0):
+            raise ValueError(f"work must be more than 0 and step at least 0, got {work} and {step}")
         names = ("sample_seconds", "pull_seconds", "home_pull_seconds", "sampling", "fetching")
         shares = tuple(
             replace(
                 share,
                 **{name: work * getattr(share, name) for name in names},
-                computing=work * computing * share.computing,
+                computing=work * share.computing + step,
             )
             for share in self.shares
         )

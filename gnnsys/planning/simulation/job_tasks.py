@@ -25,6 +25,7 @@ class JobTasks:
     own_samplers: bool = False
     serve_each: bool = False
     sparse: bool = False
+    requests: bool = False
     _tasks: list[tuple[str, Ints]] = field(default_factory=list)
     _edges: list[tuple[str, Ints, Ints, int, int]] = field(default_factory=list)
     _tasks_of: dict[str, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
@@ -74,6 +75,8 @@ class JobTasks:
         self._add_edges(kinds.BATCH, sampler, worker[worker_of_sampler])
         if self.ahead is None:
             return
+        if self.requests and self.serve_each:
+            self._add_edges(kinds.REQUEST, sampler[None, :], serving, lag=self.ahead)
         if self.serve_each:
             self._add_signals(worker[worker_of_sampler][None, :], serving, lag=self.ahead, mode=AFTER_START)
         else:

@@ -27,8 +27,9 @@ PARAMETER = "parameter"  # [servers, workers] parameter server -> worker of the 
 CHUNK = "chunk"  # [steps, workers] ring: from a worker (step 0) or its ring task, to the next worker's ring task
 PUSH = "push"  # [workers, parts] sparse gradients -> owner of the rows
 PULL = "pull"  # [parts, workers] trained rows -> worker of the next iteration
+REQUEST = "request"  # [parts, samplers] sampler -> what serves it `ahead` batches later, where requests have bytes
 SIGNAL = "signal"  # no bytes: order only
-EDGE_KINDS = (GRAPH, BATCH, GRADIENT, PARAMETER, CHUNK, PUSH, PULL, SIGNAL)
+EDGE_KINDS = (GRAPH, BATCH, GRADIENT, PARAMETER, CHUNK, PUSH, PULL, REQUEST, SIGNAL)
 
 # What the receiver of an edge waits for.
 DATA = 0  # the sender's end, and then the flow where the two are on different machines
@@ -135,6 +136,7 @@ class TrainingTasks:
         own_samplers: bool = False,
         serve_each: bool = False,
         sparse: bool = False,
+        requests: bool = False,
     ) -> TrainingTasks:
         """The tasks of a job. With the defaults it is the paper's.
 
@@ -144,12 +146,23 @@ class TrainingTasks:
                         batch n - ahead. None is the paper's: samplers run ahead for ever.
         `own_samplers`  samplers are where their worker is, and are not placed.
         `serve_each`    a store works on each sampler's request by itself, instead of one task for all of them.
+        `requests`      with `serve_each` and `ahead`: requests are flows too. A sampler sends that of batch n + `ahead`
+                        when it has made batch n, which is before its worker starts n.
         `sparse`        workers push rows to the owner of each part and pull the next iteration's from it.
         """
         from gnnsys.planning.simulation.job_tasks import JobTasks
 
         return JobTasks(
-            parts, workers, samplers_per_worker, sync, servers, ahead, own_samplers, serve_each, sparse
+            parts,
+            workers,
+            samplers_per_worker,
+            sync,
+            servers,
+            ahead,
+            own_samplers,
+            serve_each,
+            sparse,
+            requests,
         ).build()
 
 

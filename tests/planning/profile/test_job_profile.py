@@ -68,16 +68,19 @@ def test_machines_of_shares_are_those_that_a_run_deals_them_to(machine_of_part: 
     dealt = assign_shares([100] * 3, Placement(0, machine_of_rank, tuple(machine_of_part)), 1)
     found = profile.worker_machines(machine_of_part, ranks)
     assert len(found) == sum(ranks)
+    machines, shares = profile.dealt(machine_of_part, ranks)
+    assert tuple(machines) == machine_of_rank
     for rank, share in enumerate(dealt):
-        assert found[share.start * len(found) // 300] == machine_of_rank[rank]
+        assert shares[rank] == share.start * len(found) // 300
+        assert found[shares[rank]] == machine_of_rank[rank]
 
 
 def test_work_that_is_scaled_is_scaled_everywhere_and_bytes_are_not() -> None:
     profile = made_profile(2)
-    twice = profile.scaled(work=2, computing=3)
+    twice = profile.scaled(work=2, step=0.5)
     for share, before in zip(twice.shares, profile.shares, strict=True):
         np.testing.assert_allclose(share.serving, 2 * before.serving)
-        np.testing.assert_allclose(share.computing, 6 * before.computing)
+        np.testing.assert_allclose(share.computing, 2 * before.computing + 0.5)
         np.testing.assert_array_equal(share.bytes_in, before.bytes_in)
     assert twice.byte_work.total == 2 * profile.byte_work.total
     with pytest.raises(ValueError, match="must be more than 0"):
