@@ -115,14 +115,22 @@ class JobPlacer:
         """A placement that is as a run has it, with the flows and the work that it has there, over more iterations."""
         counts = self.problem.counts
         stores, workers = placement[: counts.num_stores], placement[counts.worker_id(0) :][: counts.num_workers]
-        fetching = placement[counts.num_stores :][:: max(1, self.samplers)][: counts.num_workers]
+        by_rank = np.argsort(workers, kind="stable")  # ranks are numbered machine by machine, and so goes their ring
+        ranks = np.bincount(workers, minlength=len(self.names)).tolist()
+        machine_of_rank, shares = self.profile.dealt(stores.tolist(), ranks)
+        samplers = placement[counts.num_stores : counts.worker_id(0)].reshape(counts.num_workers, self.samplers)[
+            by_rank
+        ]
+        fetching = samplers[:, 0].tolist() if self.samplers else machine_of_rank
         tasks, demands = self.profile.as_tasks(
             self.trainers,
             iterations=max(LONGER * self.options.iterations, 6 * self.profile.ahead),
             samplers_per_trainer=self.samplers,
-            placement=(stores.tolist(), (fetching if self.samplers else workers).tolist()),
+            placement=(stores.tolist(), fetching),
+            shares=shares,
         )
-        return simulate(self.machines, tasks, placement, demands, self.options.policy)
+        in_order = np.concatenate([stores, samplers.reshape(-1), machine_of_rank]).astype(np.int64)
+        return simulate(self.machines, tasks, in_order, demands, self.options.policy)
 
     # --- between arrays and names
 
