@@ -70,11 +70,10 @@ def _walk_placements(
     steps: int, *rest: object,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     count = torch.library.get_ctx().new_dynamic_size()
-    real = {"dtype": torch.float64}
     return (
         start.new_empty(steps, 3),
-        start.new_empty(steps, **real),
+        start.new_empty(steps, dtype=torch.float64),
         start.new_empty(count, start.shape[1]),
-        start.new_empty(count, **real),
+        start.new_empty(count, dtype=torch.float64),
         start.new_empty(count),
     )

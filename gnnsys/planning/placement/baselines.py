@@ -123,7 +123,7 @@ def all_placements(problem: PlacementProblem, most: int = MOST_EXHAUSTIVE) -> In
             yield from fill(number + 1)
             left[machine] += demand[task]
 
-    found = []
+    found: list[Ints] = []
     for one in fill(0) if (left >= 0).all() else ():
         if len(found) == most:
             raise ValueError(f"there are more than {most:,} placements: search them with explore()")

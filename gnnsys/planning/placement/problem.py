@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -99,11 +99,11 @@ class PlacementProblem:
         found = placement_bounds(self._job, self._cluster, torch.from_numpy(np.ascontiguousarray(placements)))
         return CostBounds(*found.numpy().T)
 
-    def walk(self, start: Ints, **settings: object) -> PlacementWalk:
+    def walk(self, start: Ints, **settings: Any) -> PlacementWalk:
         """See `gnnsys.ops.walk_placements`."""
         return walk_placements(
             self._job, self._cluster, self._limits, torch.from_numpy(start), torch.from_numpy(self.movable), **settings
-        )  # type: ignore[arg-type]
+        )
 
     def simulate(self, placement: Ints, policy: str | None = None) -> SimulatedRun:
         """A run that says when everything happened, and not what limited it."""

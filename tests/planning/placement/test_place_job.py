@@ -124,9 +124,9 @@ def test_a_plan_is_simulated_as_it_was_predicted_and_otherwise_with_another_clus
     assert job.seconds_per_epoch(run) == pytest.approx(plan.forecast.seconds_per_epoch)
     slower, slow_run = simulate_plan(plan, cluster().with_settings(["all.rate=10mbit"]), heavy_profile())
     assert slower.seconds_per_epoch(slow_run) > 5 * plan.forecast.seconds_per_epoch
-    more, more_run = simulate_plan(plan, cluster(), heavy_profile(), trainers=9)
+    more, more_run = simulate_plan(plan, cluster(), heavy_profile(), trainers=13)
     hosts = more.hosts_of(more_run.placement)
-    assert sum(host.num_trainers for host in hosts) == 9
+    assert sum(host.num_trainers for host in hosts) == 13
     assert {host.name for host in hosts if host.num_trainers} == {host.name for host in plan.hosts if host.num_trainers}
     assert any("slots" in line for line in more.overfull(more_run.placement))
 
