@@ -5,7 +5,10 @@ They must not refer to the loader: threads hold the stages, and would keep it al
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from torch import Tensor
 
@@ -47,14 +50,27 @@ def batch_stages(
             _describe(sampled, inputs.trace)
         return sampled
 
-    begin = None if fetch.is_in_memory else fetch.begin
+    def timed(name: str, run: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return run if trace is None else partial(_note_cpu, name, run)
+
+    begin = None if fetch.is_in_memory else timed("fetch", fetch.begin)
     return [
         Stage("schedule", choose, threads=0),
-        Stage("sample", sample_inputs, threads=0),
+        Stage("sample", timed("sample", sample_inputs), threads=0),
         *([] if ahead is None else [Stage("aggregate", ahead.run, threads=0)]),
-        Stage("fetch", fetch.finish, threads=0, begin=begin, counts=fetch.counts),
-        Stage("compact", Compact(graph), threads=0),
+        Stage("fetch", timed("fetch", fetch.finish), threads=0, begin=begin, counts=fetch.counts),
+        Stage("compact", timed("compact", Compact(graph)), threads=0),
     ]
+
+
+def _note_cpu(stage: str, run: Callable[[Any], Any], item: Any) -> Any:
+    """Runs a stage and adds what this thread has used of a core to the batch's record."""
+    record: BatchTrace | None = item.trace
+    began = time.thread_time()
+    made = run(item)
+    if record is not None:
+        record.add_cpu(stage, time.thread_time() - began)
+    return made
 
 
 def _describe(sampled: Sampled, record: BatchTrace) -> None:
