@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gnnsys.planning import Cluster, JobProfile, PlacedHost, PlacementPlan
 
+MOST_SIMULATED = 200  # placements of each walk
 # Options of `gnnsys plan` that are about one machine.
 _OF_A_MACHINE = ("sizes", "memory", "machine", "fanouts")
 # Options that need --cluster, with what they are where they are not given.
 _OF_A_CLUSTER = {
     "profile": None, "trainers": None, "out": None, "samplers": "auto", "keep_parts": False, "policy": "maxmin",
-    "cost": "bound", "steps": 10_000, "seed": 0, "set": [],
+    "cost": "bound", "steps": 50_000, "seed": 0, "set": [],
 }  # fmt: skip
 
 
@@ -43,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--cost", default="bound", help="what guides the search: bound, path or load (default: %(default)s)"
     )
-    group.add_argument("--steps", type=int, default=10_000, help="of the search (default: %(default)s)")
+    group.add_argument("--steps", type=int, default=50_000, help="of the search (default: %(default)s)")
     group.add_argument("--seed", type=int, default=0, help="of the search (default: %(default)s)")
     add_set_argument(group)
 
@@ -83,7 +84,7 @@ def run_plan(args: argparse.Namespace) -> int:
         samplers=_samplers(args.samplers),
         move_parts=not args.keep_parts,
         policy=args.policy,
-        search=ExploreSettings(cost=args.cost, steps=args.steps, seed=args.seed),
+        search=ExploreSettings(cost=args.cost, steps=args.steps, seed=args.seed, most_simulated=MOST_SIMULATED),
     )
     plan = place_job(cluster, profile, args.trainers, options, profile_path=_beside(args.profile, args.out))
     if args.json != "-":
@@ -152,7 +153,8 @@ def report(plan: PlacementPlan, cluster: Cluster, profile: JobProfile) -> Iterat
     told = plan.forecast.settings
     samplers = told["samplers_per_trainer"]
     yield (
-        f"job      {plan.num_trainers} trainers, {profile.num_parts} parts, {told['batches_per_epoch']:,} batches of "
+        f"job      {plan.num_trainers} trainers, {profile.num_parts} parts, {told['batches_per_epoch']:,} batch"
+        f"{'es' if told['batches_per_epoch'] > 1 else ''} of "
         f"{profile.batch_size:,} seeds per trainer and epoch"
     )
     yield f"cluster  {len(cluster)} hosts: {', '.join(cluster.names[:8])}{' ...' if len(cluster) > 8 else ''}"

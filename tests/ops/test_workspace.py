@@ -28,7 +28,7 @@ OF_PARTITIONING = {
     "parse_table",
 }  # fmt: skip
 
-OF_PLANNING = {"simulate_training", "longest_training_path"}  # jobs are planned where nothing else runs
+OF_PLANNING = {"simulate_training", "longest_training_path", "placement_bounds", "walk_placements"}  # run alone
 
 
 @pytest.mark.skipif(sys.platform != "linux" or compiler() is None, reason="needs LD_PRELOAD and a C++ compiler")

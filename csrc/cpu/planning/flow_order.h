@@ -1,6 +1,7 @@
 // Policies that put flows in an order and give each what the ones before it left: `fifo` and `mrtf`, filling or blocking.
 //
-// Every flow may have a rate of its own, so an event visits all active flows, of which an edge has one at most.
+// Few flows run at a time, since a port is full after one or two of them. An event goes through the order until no port
+// has anything left; only where it is asked what limits the flows that wait, it goes through them too.
 #pragma once
 
 #include "cpu/planning/job.h"
@@ -14,12 +15,20 @@ class FlowOrder {
         blocking_(policy == Policy::kFifoBlocking || policy == Policy::kMrtfBlocking), limited_(limited) {}
 
   void start(int64_t flow, int64_t edge, double bytes, double handed_over, double now) {
-    advance(now);
     Active started{handed_over, flow, bytes, job_.links(job_.machine[job_.source[edge]], job_.machine[job_.target[edge]])};
     for (const int32_t link : started.links) {
       started.full_rate = link < 0 ? started.full_rate : std::min(started.full_rate, job_.link_rates[link]);
     }
-    active_.push_back(started);
+    started.key = by_time_ ? bytes / started.full_rate : handed_over;
+    started.limit_since = now;
+    if (free_.empty()) {
+      free_.push_back(static_cast<int32_t>(active_.size()));
+      active_.emplace_back();
+    }
+    const int32_t slot = free_.back();
+    free_.pop_back();
+    active_[static_cast<size_t>(slot)] = started;
+    insert(slot);
     changed_ = true;
   }
 
@@ -27,15 +36,30 @@ class FlowOrder {
     if (!changed_) {
       return;
     }
-    advance(now);
     changed_ = false;
-    put_in_order();
+    advance(now);
+    if (by_time_) {
+      put_in_order();
+    }
+    for (const int32_t slot : running_) {
+      at(slot).rate = 0;
+      at(slot).end = kNever;
+    }
+    running_.clear();
     left_.assign(job_.link_rates, job_.link_rates + job_.num_links);
+    open_out_ = open_in_ = job_.num_machines;
     next_ = kNever;
-    for (Active& flow : active_) {
-      set_rate(flow);
-      flow.end = flow.rate > 0 ? now + flow.bytes / flow.rate : kNever;
-      next_ = std::min(next_, flow.end);
+    for (const int32_t slot : order_) {
+      if ((open_out_ == 0 || open_in_ == 0) && limited_ == nullptr) {
+        break;
+      }
+      Active& flow = at(slot);
+      set_rate(flow, now);
+      if (flow.rate > 0) {
+        flow.end = now + flow.bytes / flow.rate;
+        next_ = std::min(next_, flow.end);
+        running_.push_back(slot);
+      }
     }
   }
 
@@ -44,63 +68,78 @@ class FlowOrder {
   template <typename Ended>
   void take_ended(double now, Ended&& ended) {
     advance(now);
-    const auto kept = std::stable_partition(active_.begin(), active_.end(), [&](const Active& f) { return f.end > now; });
-    changed_ |= kept != active_.end();
-    ended_.assign(kept, active_.end());
-    active_.erase(kept, active_.end());
-    for (const Active& flow : ended_) {  // what ends may start others
-      ended(flow.flow);
+    const auto still = std::stable_partition(running_.begin(), running_.end(), [&](int32_t s) { return at(s).end > now; });
+    ended_.assign(still, running_.end());
+    running_.erase(still, running_.end());
+    for (const int32_t slot : ended_) {
+      remove(slot);
+      set_limit(at(slot), at(slot).limit, now);
+      free_.push_back(slot);
+      ended(at(slot).flow);
     }
+    changed_ |= !ended_.empty();
   }
 
  private:
   struct Active {
-    double key;  // the least goes first
-    int64_t flow;
-    double bytes;  // that remain
-    Links links;
+    double key = 0;  // the least goes first
+    int64_t flow = 0;
+    double bytes = 0;  // that remain
+    Links links{};
     double full_rate = kNever;
     double rate = 0;
     double end = kNever;
-    int limit = 0;
+    double limit_since = 0;
+    int limit = 0;  // which of its links sets the rate
     bool operator<(const Active& other) const { return key != other.key ? key < other.key : flow < other.flow; }
   };
+
+  Active& at(int32_t slot) { return active_[static_cast<size_t>(slot)]; }
+
+  auto place_of(int32_t slot) {
+    const auto before = [&](int32_t a, int32_t b) { return at(a) < at(b); };
+    return std::lower_bound(order_.begin(), order_.end(), slot, before);
+  }
+  void insert(int32_t slot) { order_.insert(place_of(slot), slot); }
+  void remove(int32_t slot) { order_.erase(place_of(slot)); }
 
   void advance(double now) {
     const double passed = now - since_;
     since_ = now;
-    if (passed <= 0) {
-      return;
-    }
-    for (Active& flow : active_) {
-      flow.bytes -= flow.rate * passed;
-      if (limited_ != nullptr) {
-        limited_[flow.flow * kMostLinks + flow.limit] += passed;
-      }
+    for (const int32_t slot : running_) {
+      at(slot).bytes -= at(slot).rate * passed;
     }
   }
 
-  // Nearly sorted already: each flow moves up by a few places.
+  // What runs needs less time than it did; what waits needs as long as before.
   void put_in_order() {
-    for (size_t i = 0; i < active_.size(); ++i) {
-      if (by_time_) {
-        active_[i].key = active_[i].bytes / active_[i].full_rate;
-      }
-      if (i > 0 && active_[i] < active_[i - 1]) {
-        const auto from = active_.begin() + static_cast<std::ptrdiff_t>(i);
-        std::rotate(std::upper_bound(active_.begin(), from, *from), from, from + 1);
-      }
+    for (const int32_t slot : running_) {
+      remove(slot);
+      at(slot).key = at(slot).bytes / at(slot).full_rate;
+      insert(slot);
     }
   }
 
-  void set_rate(Active& flow) {
+  void set_limit(Active& flow, int limit, double now) {
+    if (limited_ != nullptr) {
+      limited_[flow.flow * kMostLinks + flow.limit] += now - flow.limit_since;
+    }
+    flow.limit_since = now;
+    flow.limit = limit;
+  }
+
+  void set_rate(Active& flow, double now) {
     double rate = kNever;
+    int limit = 0;
     for (int k = 0; k < kMostLinks; ++k) {
       const int32_t link = flow.links[static_cast<size_t>(k)];
       if (link >= 0 && left_[static_cast<size_t>(link)] < rate) {
         rate = left_[static_cast<size_t>(link)];
-        flow.limit = k;
+        limit = k;
       }
+    }
+    if (limit != flow.limit) {
+      set_limit(flow, limit, now);
     }
     flow.rate = blocking_ && rate < flow.full_rate ? 0 : rate;
     if (flow.rate <= 0) {
@@ -110,6 +149,8 @@ class FlowOrder {
       if (link >= 0) {
         double& left = left_[static_cast<size_t>(link)];
         left = blocking_ ? 0 : std::max(left - flow.rate, 0.0);
+        open_out_ -= left == 0 && link < job_.num_machines ? 1 : 0;
+        open_in_ -= left == 0 && link >= job_.num_machines && link < 2 * job_.num_machines ? 1 : 0;
       }
     }
   }
@@ -118,9 +159,14 @@ class FlowOrder {
   bool by_time_;
   bool blocking_;
   double* limited_;
-  std::vector<Active> active_;
-  std::vector<Active> ended_;
-  std::vector<double> left_;
+  std::vector<Active> active_;  // by slot
+  std::vector<int32_t> free_;   // slots that are not in use
+  std::vector<int32_t> order_;  // slots
+  std::vector<int32_t> running_;
+  std::vector<int32_t> ended_;
+  std::vector<double> left_;  // by link, of its rate
+  int64_t open_out_ = 0;      // machines whose link out has anything left
+  int64_t open_in_ = 0;
   double since_ = 0;
   double next_ = kNever;
   bool changed_ = false;

@@ -30,7 +30,7 @@ class LinkSharing {
  public:
   LinkSharing(const Job& job, Policy policy, double* limited)
       : job_(job), policy_(policy), clocks_(job, limited), links_(static_cast<size_t>(job.num_links)),
-        changed_(static_cast<size_t>(clocks_.num_pairs()), 0) {
+        shares_(static_cast<size_t>(job.num_links), kNever), changed_(static_cast<size_t>(clocks_.num_pairs()), 0) {
     if (policy == Policy::kOmcoflow) {
       alone_ = alone_rates(job);
     }
@@ -38,6 +38,7 @@ class LinkSharing {
       links_[static_cast<size_t>(link)].rate = job.link_rates[link];
     }
     for (int64_t p = 0; p < clocks_.num_pairs(); ++p) {
+      passed_.push_back(job.links(p / job.num_machines, p % job.num_machines));
       if (p / job.num_machines != p % job.num_machines) {
         for_links(p, [&](Link& link, int) { link.pairs.push_back(static_cast<int32_t>(p)); });
       }
@@ -80,7 +81,6 @@ class LinkSharing {
  private:
   struct Link {
     double rate = 0;
-    double share = kNever;  // for each unit of weight
     int64_t count = 0;      // flows
     ExactSum weights;
     bool dirty = false;
@@ -91,7 +91,7 @@ class LinkSharing {
 
   template <typename Visit>
   void for_links(int64_t p, Visit&& visit) {
-    const Links& passed = clocks_[p].links;
+    const Links& passed = passed_[static_cast<size_t>(p)];
     for (int k = 0; k < kMostLinks; ++k) {
       if (passed[static_cast<size_t>(k)] >= 0) {
         visit(links_[static_cast<size_t>(passed[static_cast<size_t>(k)])], k);
@@ -116,29 +116,32 @@ class LinkSharing {
 
   void set_rate(int64_t p, double rate, int limit, double now) {
     char& changed = changed_[static_cast<size_t>(p)];
-    if (changed != 0 || rate != clocks_[p].rate || limit != clocks_[p].limit) {
+    if (changed != 0 || !clocks_.has_rate(p, rate, limit)) {
       clocks_.set_rate(p, rate, limit, now);
       changed = 0;
     }
   }
 
   void share_out(double now) {
-    for (Link* const link : dirty_) {
-      link->share = link->count == 0 ? kNever : link->rate / link->weights.value();
+    for (const Link* const link : dirty_) {
+      shares_[static_cast<size_t>(link - links_.data())] =
+          link->count == 0 ? kNever : link->rate / link->weights.value();
     }
+    const double* const shares = shares_.data();
     for (const Link* const link : dirty_) {
       for (const int32_t p : link->pairs) {
-        if (clocks_.count(p) == 0) {
+        if (clocks_.is_idle(p)) {
           continue;
         }
-        double rate = kNever;
+        const Links& passed = passed_[static_cast<size_t>(p)];
+        double rate = shares[passed[0]];
         int limit = 0;
-        for_links(p, [&](const Link& passed, int k) {
-          if (passed.share < rate) {
-            rate = passed.share;
+        for (int k = 1; k < kMostLinks; ++k) {
+          if (passed[static_cast<size_t>(k)] >= 0 && shares[passed[static_cast<size_t>(k)]] < rate) {
+            rate = shares[passed[static_cast<size_t>(k)]];
             limit = k;
           }
-        });
+        }
         set_rate(p, rate, limit, now);
       }
     }
@@ -186,6 +189,8 @@ class LinkSharing {
   Policy policy_;
   PairClocks clocks_;
   std::vector<Link> links_;
+  std::vector<Links> passed_;   // by pair
+  std::vector<double> shares_;  // by link, for each unit of weight
   std::vector<Link*> dirty_;
   std::vector<char> changed_;  // by pair: flows came or went since its rate was set
   std::vector<char> set_;

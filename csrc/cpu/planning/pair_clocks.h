@@ -14,55 +14,38 @@ namespace gnnsys::planning {
 class PairClocks {
  public:
   PairClocks(const Job& job, double* limited)
-      : num_machines_(job.num_machines), limited_(limited), pairs_(static_cast<size_t>(job.num_machines * job.num_machines)),
-        next_(pairs_.size(), kNever), rows_(static_cast<size_t>(job.num_machines)) {
-    for (int64_t p = 0; p < num_pairs(); ++p) {
-      pair(p).links = job.links(p / num_machines_, p % num_machines_);
-    }
+      : num_machines_(job.num_machines), limited_(limited), clocks_(static_cast<size_t>(job.num_machines * job.num_machines)),
+        limits_(clocks_.size(), 0), next_(clocks_.size(), kNever), flows_(clocks_.size()),
+        rows_(static_cast<size_t>(job.num_machines)) {}
+
+  int64_t num_pairs() const { return static_cast<int64_t>(clocks_.size()); }
+  int64_t count(int64_t p) const { return static_cast<int64_t>(flows_[static_cast<size_t>(p)].endings.size()); }
+  bool is_idle(int64_t p) const { return clocks_[static_cast<size_t>(p)].first == kNever; }
+  bool has_rate(int64_t p, double rate, int limit) const {
+    return clocks_[static_cast<size_t>(p)].rate == rate && limits_[static_cast<size_t>(p)] == limit;
   }
 
-  struct Ending {
-    double clock;  // of its pair, when it ends
-    int64_t flow;
-    double weight;
-    bool operator>(const Ending& other) const {
-      return clock != other.clock ? clock > other.clock : flow > other.flow;
-    }
-  };
-
-  struct Pair {
-    Links links;
-    double clock = 0;
-    double since = 0;  // when the clock was right
-    double rate = 0;   // of the clock
-    int limit = 0;     // which of its links sets the rate
-    std::array<double, kMostLinks> limited_by{};  // seconds until `since`
-    std::vector<Ending> endings;  // a heap, the first to end on top
-  };
-
-  int64_t num_pairs() const { return static_cast<int64_t>(pairs_.size()); }
-  const Pair& operator[](int64_t p) const { return pairs_[static_cast<size_t>(p)]; }
-  int64_t count(int64_t p) const { return static_cast<int64_t>((*this)[p].endings.size()); }
-
   void start(int64_t p, int64_t flow, double bytes, double weight, double now) {
-    Pair& at = pair(p);
-    advance(at, now);
-    at.endings.push_back({at.clock + bytes / weight, flow, weight});
-    std::push_heap(at.endings.begin(), at.endings.end(), std::greater<>());
+    advance(p, now);
+    Clock& clock = clocks_[static_cast<size_t>(p)];
+    Flows& flows = flows_[static_cast<size_t>(p)];
+    flows.endings.push_back({clock.value + bytes / weight, flow, weight});
+    std::push_heap(flows.endings.begin(), flows.endings.end(), std::greater<>());
+    clock.first = flows.endings.front().clock;
     if (limited_ != nullptr) {
       for (int k = 0; k < kMostLinks; ++k) {
-        limited_[flow * kMostLinks + k] = -at.limited_by[static_cast<size_t>(k)];
+        limited_[flow * kMostLinks + k] = -flows.limited_by[static_cast<size_t>(k)];
       }
     }
   }
 
   // Sets a pair's rate from now on; its next end follows from it. Call it for every pair that has lost or got a flow.
   void set_rate(int64_t p, double rate, int limit, double now) {
-    Pair& at = pair(p);
-    advance(at, now);
-    at.rate = rate;
-    at.limit = limit;
-    set_next(p, at.endings.empty() ? kNever : now + (at.endings.front().clock - at.clock) / rate);
+    advance(p, now);
+    Clock& clock = clocks_[static_cast<size_t>(p)];
+    clock.rate = rate;
+    limits_[static_cast<size_t>(p)] = static_cast<int8_t>(limit);
+    set_next(p, now + (clock.first - clock.value) / rate);
   }
 
   // When the next flow ends.
@@ -77,7 +60,7 @@ class PairClocks {
     return first;
   }
 
-  // Takes out every flow that ends by now: ended(pair, flow, weight).
+  // Takes out every flow that ends by now: ended(pair, flow, weight). Call it after next().
   template <typename Ended>
   void take_ended(double now, Ended&& ended) {
     for (int64_t m = 0; m < num_machines_; ++m) {
@@ -93,41 +76,66 @@ class PairClocks {
   }
 
  private:
+  // What an event reads and writes of every pair that it touches; the rest is in Flows.
+  struct Clock {
+    double value = 0;
+    double since = 0;  // when the value was right
+    double rate = 0;
+    double first = kNever;  // the value at which the first of its flows ends
+  };
+
+  struct Ending {
+    double clock;  // of its pair, when it ends
+    int64_t flow;
+    double weight;
+    bool operator>(const Ending& other) const {
+      return clock != other.clock ? clock > other.clock : flow > other.flow;
+    }
+  };
+
+  struct Flows {
+    std::vector<Ending> endings;                  // a heap, the first to end on top
+    std::array<double, kMostLinks> limited_by{};  // seconds that each of its links set the rate
+  };
+
   struct Row {
     double next = kNever;
     int64_t pair = -1;  // whose it is
     bool stale = false;
   };
 
-  Pair& pair(int64_t p) { return pairs_[static_cast<size_t>(p)]; }
-
-  static void advance(Pair& at, double now) {
-    const double passed = now - at.since;
-    at.since = now;
-    if (at.endings.empty()) {
-      at.clock = 0;  // nothing refers to it: keep it small and so exact
+  void advance(int64_t p, double now) {
+    Clock& clock = clocks_[static_cast<size_t>(p)];
+    const double passed = now - clock.since;
+    clock.since = now;
+    if (clock.first == kNever) {
+      clock.value = 0;  // nothing refers to it: keep it small and so exact
       return;
     }
-    at.clock += at.rate * passed;
-    at.limited_by[static_cast<size_t>(at.limit)] += passed;
+    clock.value += clock.rate * passed;
+    if (limited_ != nullptr) {
+      flows_[static_cast<size_t>(p)].limited_by[static_cast<size_t>(limits_[static_cast<size_t>(p)])] += passed;
+    }
   }
 
   template <typename Ended>
   void take_first(int64_t p, double now, Ended&& ended) {
-    Pair& at = pair(p);
-    advance(at, now);
-    at.clock = at.endings.front().clock;  // without what was rounded
-    while (!at.endings.empty() && at.endings.front().clock <= at.clock) {
-      const Ending first = at.endings.front();
-      std::pop_heap(at.endings.begin(), at.endings.end(), std::greater<>());
-      at.endings.pop_back();
+    advance(p, now);
+    Clock& clock = clocks_[static_cast<size_t>(p)];
+    Flows& flows = flows_[static_cast<size_t>(p)];
+    clock.value = clock.first;  // without what was rounded
+    while (!flows.endings.empty() && flows.endings.front().clock <= clock.value) {
+      const Ending first = flows.endings.front();
+      std::pop_heap(flows.endings.begin(), flows.endings.end(), std::greater<>());
+      flows.endings.pop_back();
       if (limited_ != nullptr) {
         for (int k = 0; k < kMostLinks; ++k) {
-          limited_[first.flow * kMostLinks + k] += at.limited_by[static_cast<size_t>(k)];
+          limited_[first.flow * kMostLinks + k] += flows.limited_by[static_cast<size_t>(k)];
         }
       }
       ended(p, first.flow, first.weight);
     }
+    clock.first = flows.endings.empty() ? kNever : flows.endings.front().clock;
     set_next(p, kNever);  // until its new rate is set
   }
 
@@ -155,9 +163,11 @@ class PairClocks {
 
   int64_t num_machines_;
   double* limited_;
-  std::vector<Pair> pairs_;
-  std::vector<double> next_;
-  std::vector<Row> rows_;
+  std::vector<Clock> clocks_;
+  std::vector<int8_t> limits_;  // which of its links sets a pair's rate
+  std::vector<double> next_;    // when a pair's first flow ends
+  std::vector<Flows> flows_;
+  std::vector<Row> rows_;  // by the machine that sends
 };
 
 }  // namespace gnnsys::planning

@@ -16,7 +16,7 @@ namespace {
 
 using planning::PlacedJob;
 
-enum CostKind : int64_t { kPath = 0, kBound = 1, kLink = 2 };
+enum CostKind : int64_t { kPath = 0, kBound = 1, kLoad = 2 };
 constexpr int64_t kFresh = 256;  // accepted moves after which sums are made anew, so that rounding does not add up
 
 void check_placements(const Tensor& placements, const PlacedJob& job) {
@@ -131,16 +131,19 @@ class Limits {
   std::vector<bool> allowed_;
 };
 
-double cost_of(PlacedJob* job, const Limits& limits, int64_t kind) {
-  double seconds = 0.0;
+// Eq. 27 of that kind. Above `enough` a part of it may be returned that is above `enough` too: links and cores take a
+// few additions, and where they alone forbid a move no path is needed.
+double cost_of(PlacedJob* job, const Limits& limits, int64_t kind,
+               double enough = std::numeric_limits<double>::infinity()) {
+  const double over = 1.0 + limits.penalty();
   if (kind == kPath) {
-    seconds = job->sharing_path();
-  } else if (kind == kLink) {
-    seconds = std::max(job->busiest_link(), job->busiest_cores());
-  } else {
-    seconds = std::max({job->busiest_link(), job->busiest_cores(), job->full_rate_path()});
+    return job->sharing_path() * over;
   }
-  return seconds * (1.0 + limits.penalty());
+  const double load = std::max(job->busiest_link(), job->busiest_cores()) * over;
+  if (kind == kLoad || load > enough) {
+    return load;
+  }
+  return std::max(load, job->full_rate_path() * over);
 }
 
 std::string bytes_of(const PlacedJob& job, std::vector<int64_t>* placement) {
@@ -170,7 +173,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> walk_placements(
     CHECK_ARG(tasks[i] >= 0 && tasks[i] < placed.num_placed(), "movable has ", tasks[i], ", there are ",
               placed.num_placed(), " tasks");
   }
-  CHECK_ARG(kind >= kPath && kind <= kLink, "cost must be 0, 1 or 2, got ", kind);
+  CHECK_ARG(kind >= kPath && kind <= kLoad, "cost must be 0, 1 or 2, got ", kind);
   CHECK_ARG(last_beta == beta || (beta > 0 && last_beta > 0), "a beta that changes must be more than 0");
   CHECK_ARG(steps >= 0 && beta >= 0 && relaxed >= 0 && near >= 0, "steps, beta, relaxed and near must not be negative");
   Limits kept(limits, placed, relaxed);
@@ -230,9 +233,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> walk_placements(
     move[1] = to;
     placed.move(task, to);
     kept.move(task, from, to);
-    const double next = cost_of(&placed, kept, kind);
     const double now_beta = growth == 0.0 ? beta : beta * std::exp(growth * static_cast<double>(step));
-    if (open_unit(word(2)) > std::exp(now_beta * (cost - next) / unit)) {
+    // Accepted with min(1, exp(beta (cost - next))): if next is at most this, for a number drawn from (0, 1).
+    const double most = cost - std::log(open_unit(word(2))) * unit / now_beta;
+    const double next = cost_of(&placed, kept, kind, most);
+    if (next > most) {
       placed.move(task, from);
       kept.move(task, to, from);
       continue;

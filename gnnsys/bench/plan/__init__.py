@@ -1,14 +1,17 @@
-"""`gnnsys bench plan`: jobs that are simulated before they run.
+"""`gnnsys bench plan`: jobs that are simulated before they run, and placements that are chosen by it.
 
 `simulator` has the engine's speed, `theory` what the paper proves, on random jobs, `policies` the ways to share links
-beside each other, `planted` bottlenecks that must be named, `lab` epochs that were predicted, beside runs on the lab.
+beside each other, `planted` bottlenecks that must be named; `paper_rows` placements on the paper's clusters, `searches`
+what finds them and how long it takes; `lab` epochs that were predicted, beside runs on the lab.
 """
 
 from gnnsys.bench.case import Benchmark
-from gnnsys.bench.plan import lab, planted, policies, simulator, theory
+from gnnsys.bench.plan import lab, paper_rows, planted, policies, searches, simulator, theory
 
 BENCHMARKS: list[Benchmark] = [
-    benchmark for rows in (simulator, theory, policies, planted, lab) for benchmark in rows.BENCHMARKS
+    benchmark
+    for rows in (simulator, theory, policies, planted, paper_rows, searches, lab)
+    for benchmark in rows.BENCHMARKS
 ]
 
 __all__ = ["BENCHMARKS"]

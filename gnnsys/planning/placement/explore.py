@@ -31,8 +31,8 @@ class ExploreSettings:
     "load": links and cores alone. `relative`: costs are divided by the first one before `beta` multiplies them, so that
     it does not depend on the length of an iteration: 100 then, unless it is given. The paper's 0.1 multiplies seconds;
     with costs around 1 it would accept everything. With `last_beta` it grows evenly in its logarithm, as in annealing:
-    slow, but it leaves a hollow that many tasks share. `simulate_all`: nothing is
-    passed over.
+    slow, but it leaves a hollow that many tasks share. `simulate_all`: nothing
+    is passed over. `most_simulated`: those with the least bounds, where a long walk found more.
     """
 
     steps: int = 10_000
@@ -43,6 +43,7 @@ class ExploreSettings:
     gamma: float = 0.1
     cost: str = "bound"
     simulate_all: bool = False
+    most_simulated: int | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -120,7 +121,7 @@ def explore(
         found = np.array([as_run(one) for one in found], dtype=np.int64).reshape(found.shape)
     candidates = np.unique(found[(found != start).any(axis=1)], axis=0)
     first = SimulatedPlacement(start, problem.simulate(start).seconds, "start")
-    ranked = simulate_best(problem, candidates, first, simulate_all=chosen.simulate_all)
+    ranked = simulate_best(problem, candidates, first, simulate_all=chosen.simulate_all, most=chosen.most_simulated)
     done = time.perf_counter()
     return Exploration(
         best=tuple(ranked[:_KEPT]),
@@ -140,13 +141,14 @@ def simulate_best(
     *,
     name: str = "etp",
     simulate_all: bool = False,
+    most: int | None = None,
 ) -> list[SimulatedPlacement]:
     """`first` and simulated candidates, the fastest in front. Those whose bound is no less than the best time are not
     simulated: no schedule of theirs is faster."""
     simulated = [first]
     best = first.seconds
     bounds = problem.bounds(candidates).least if len(candidates) else np.zeros(0)
-    for number in np.argsort(bounds, kind="stable"):
+    for number in np.argsort(bounds, kind="stable")[:most]:
         if bounds[number] >= best and not simulate_all:
             break
         seconds = problem.simulate(candidates[number]).seconds

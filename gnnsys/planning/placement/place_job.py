@@ -52,7 +52,7 @@ class PlaceOptions:
     move_parts: bool = True
     policy: str = "maxmin"
     iterations: int = ITERATIONS
-    search: ExploreSettings = field(default_factory=ExploreSettings)
+    search: ExploreSettings = field(default_factory=lambda: ExploreSettings(steps=50_000, most_simulated=200))
 
 
 class JobPlacer:
@@ -115,14 +115,22 @@ class JobPlacer:
         """A placement that is as a run has it, with the flows and the work that it has there, over more iterations."""
         counts = self.problem.counts
         stores, workers = placement[: counts.num_stores], placement[counts.worker_id(0) :][: counts.num_workers]
-        fetching = placement[counts.num_stores :][:: max(1, self.samplers)][: counts.num_workers]
+        by_rank = np.argsort(workers, kind="stable")  # ranks are numbered machine by machine, and so goes their ring
+        ranks = np.bincount(workers, minlength=len(self.names)).tolist()
+        machine_of_rank, shares = self.profile.dealt(stores.tolist(), ranks)
+        samplers = placement[counts.num_stores : counts.worker_id(0)].reshape(counts.num_workers, self.samplers)[
+            by_rank
+        ]
+        fetching = samplers[:, 0].tolist() if self.samplers else machine_of_rank
         tasks, demands = self.profile.as_tasks(
             self.trainers,
             iterations=max(LONGER * self.options.iterations, 6 * self.profile.ahead),
             samplers_per_trainer=self.samplers,
-            placement=(stores.tolist(), (fetching if self.samplers else workers).tolist()),
+            placement=(stores.tolist(), fetching),
+            shares=shares,
         )
-        return simulate(self.machines, tasks, placement, demands, self.options.policy)
+        in_order = np.concatenate([stores, samplers.reshape(-1), machine_of_rank]).astype(np.int64)
+        return simulate(self.machines, tasks, in_order, demands, self.options.policy)
 
     # --- between arrays and names
 
@@ -281,6 +289,7 @@ def place_job(
         RunnerUp(name=name, hosts=other.hosts_of(their_run.placement), seconds_per_epoch=seconds)
         for seconds, name, other, their_run in finalists[1:]
     ]
+    others = _different(others, placer.hosts_of(run.placement))
     plain = [other for other in others[_RUNNERS_UP:] if other.name in ("even", "distdgl")]
     return PlacementPlan(
         hosts=placer.hosts_of(run.placement),
@@ -291,6 +300,20 @@ def place_job(
         runners_up=tuple(others[:_RUNNERS_UP] + plain),
         cluster=cluster.to_json(),
     )
+
+
+def _different(others: Sequence[RunnerUp], chosen: Sequence[PlacedHost]) -> list[RunnerUp]:
+    """Those with other numbers of trainers or samplers per host than all before them, and the baselines."""
+
+    def numbers(hosts: Sequence[PlacedHost]) -> tuple[tuple[str, int, int], ...]:
+        return tuple((host.name, host.num_trainers, len(host.samplers)) for host in hosts)
+
+    seen, found = {numbers(chosen)}, []
+    for other in others:
+        if numbers(other.hosts) not in seen or other.name in ("even", "distdgl"):
+            seen.add(numbers(other.hosts))
+            found.append(other)
+    return found
 
 
 def simulate_plan(

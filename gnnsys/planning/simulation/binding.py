@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gnnsys.planning.simulation.machines import Ints
 from gnnsys.planning.simulation.tasks import EDGE_KINDS, TASK_KINDS
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ _WORST = 3  # how many are named in words
 
 
 @dataclass(frozen=True)
-class ChainLink:
+class ChainPart:
     """A task or flow of the chain; `index` is its task or edge."""
 
     is_flow: bool
@@ -40,7 +41,7 @@ class RunBinding:
     (kind of task, machine).
     """
 
-    chain: tuple[ChainLink, ...]
+    chain: tuple[ChainPart, ...]
     seconds: dict[tuple[str, int], float]
     names: dict[tuple[str, int], str]
     waits_for_batches: int  # how often the chain went through a limit on batches ahead
@@ -70,55 +71,56 @@ class RunBinding:
         if not len(run.times.limited):
             raise ValueError("binding: the run was simulated with explain=False; simulate it again with explain=True")
         chain, held = _walk(run)
+        links = run.given.edge_links()
         seconds: dict[tuple[str, int], float] = defaultdict(float)
-        waits = [_waited(run, link) for link in chain]
-        for link, follower_waited in zip(chain, [*waits[1:], False], strict=True):
-            for key, value in _spent(run, link, follower_waited):
+        waits = [_waited(run, part) for part in chain]
+        for part, follower_waited in zip(chain, [*waits[1:], False], strict=True):
+            for key, value in _spent(run, part, links, follower_waited):
                 if value > 0:
                     seconds[key] += value
         ordered = dict(sorted(seconds.items(), key=lambda pair: -pair[1]))
         return cls(tuple(chain), ordered, {key: _words(run, key) for key in ordered}, held)
 
 
-def _walk(run: SimulatedRun) -> tuple[list[ChainLink], int]:
+def _walk(run: SimulatedRun) -> tuple[list[ChainPart], int]:
     times, num_tasks, num_edges = run.times, run.given.num_tasks, run.given.num_edges
     first_flow = num_tasks * run.given.iterations
     item = (run.given.iterations - 1) * num_tasks + int(np.argmax(times.task_end[-1]))
-    chain: list[ChainLink] = []
+    chain: list[ChainPart] = []
     held, by_start = 0, False
     while True:
         if item < first_flow:
             n, index = divmod(item, num_tasks)
-            link = ChainLink(False, index, n, float(times.task_start[n, index]), float(times.task_end[n, index]))
+            part = ChainPart(False, index, n, float(times.task_start[n, index]), float(times.task_end[n, index]))
             cause = int(times.task_cause[n, index])
         else:
             n, index = divmod(item - first_flow, num_edges)
-            link = ChainLink(True, index, n, float(times.flow_start[n, index]), float(times.flow_end[n, index]))
+            part = ChainPart(True, index, n, float(times.flow_start[n, index]), float(times.flow_end[n, index]))
             cause = int(times.flow_cause[n, index])
         if by_start:
             held += 1
         else:
-            chain.append(link)
+            chain.append(part)
         if cause < 0:
             return chain[::-1], held
         item, by_start = cause // 2, bool(cause % 2)
 
 
-def _waited(run: SimulatedRun, link: ChainLink) -> bool:
+def _waited(run: SimulatedRun, part: ChainPart) -> bool:
     """Whether a task was ready and had to wait for a thread of its server."""
-    return not link.is_flow and bool(run.times.task_ready[link.iteration, link.index] < link.start)
+    return not part.is_flow and bool(run.times.task_ready[part.iteration, part.index] < part.start)
 
 
-def _spent(run: SimulatedRun, link: ChainLink, held_thread: bool) -> list[tuple[tuple[str, int], float]]:
+def _spent(run: SimulatedRun, part: ChainPart, links: Ints, held_thread: bool) -> list[tuple[tuple[str, int], float]]:
     """What its seconds were spent on. `held_thread`: what follows it on the chain waited for its server's thread."""
-    if link.is_flow:
-        passed = run.given.edge_links()[link.index]
-        limited = run.times.limited[link.iteration, link.index]
+    if part.is_flow:
+        passed = links[part.index]
+        limited = run.times.limited[part.iteration, part.index]
         return [(("link", int(k)), float(s)) for k, s in zip(passed, limited, strict=True) if k >= 0]
-    machine = int(run.given.machine[link.index])
-    slowed = float(run.times.slowed[link.iteration, link.index])
-    kind = "threads" if held_thread or _waited(run, link) else TASK_KINDS[run.tasks.kind[link.index]]
-    return [(("cores", machine), slowed), ((kind, machine), link.end - link.start - slowed)]
+    machine = int(run.given.machine[part.index])
+    slowed = float(run.times.slowed[part.iteration, part.index])
+    kind = "threads" if held_thread or _waited(run, part) else TASK_KINDS[run.tasks.kind[part.index]]
+    return [(("cores", machine), slowed), ((kind, machine), part.end - part.start - slowed)]
 
 
 def _words(run: SimulatedRun, key: tuple[str, int]) -> str:

@@ -62,11 +62,11 @@ class SimulatedRun:
 
         return run_bounds(self.machines, self.tasks, self.placement, self.demands)
 
-    def timeline(self) -> dict[str, Any]:
-        """Chrome's trace format, which Perfetto opens: one track per task and per pair of machines."""
+    def timeline(self, iterations: int | None = None) -> dict[str, Any]:
+        """Chrome's trace format, which Perfetto opens: tasks and flows of the first `iterations`, or of all."""
         from gnnsys.planning.simulation.timeline import timeline
 
-        return timeline(self)
+        return timeline(self, iterations)
 
     def report(self) -> str:
         """Seconds, what binds and the bounds, in a few lines."""

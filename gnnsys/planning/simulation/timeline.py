@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 _MICROSECONDS = 1e6
 
 
-def timeline(run: SimulatedRun) -> dict[str, Any]:
-    """`{"traceEvents": [...]}`: a complete event ("X") per task and flow that takes time."""
+def timeline(run: SimulatedRun, iterations: int | None = None) -> dict[str, Any]:
+    """`{"traceEvents": [...]}`: events of every task and flow that takes time, of the first `iterations`."""
     given, times, tasks = run.given, run.times, run.tasks
     events: list[dict[str, Any]] = []
     assert run.machines.names is not None
     for machine, name in enumerate(run.machines.names):
         events.append({"ph": "M", "name": "process_name", "pid": machine, "args": {"name": name}})
-    for n, task in np.argwhere(times.task_end > times.task_start):
+    for n, task in np.argwhere((times.task_end > times.task_start)[:iterations]):
         host = int(tasks.host[task])
         events.append(
             {
@@ -38,14 +38,14 @@ def timeline(run: SimulatedRun) -> dict[str, Any]:
                 "args": {"iteration": int(n)},
             }
         )
-    return {"traceEvents": events + _flow_events(run), "displayTimeUnit": "ms"}
+    return {"traceEvents": events + _flow_events(run, iterations), "displayTimeUnit": "ms"}
 
 
-def _flow_events(run: SimulatedRun) -> list[dict[str, Any]]:
+def _flow_events(run: SimulatedRun, iterations: int | None) -> list[dict[str, Any]]:
     """Flows overlap on a track, so each is an asynchronous event ("b" and "e") with an id of its own."""
     given, times, tasks = run.given, run.times, run.tasks
     events: list[dict[str, Any]] = []
-    for n, edge in np.argwhere(times.flow_end > times.flow_start):
+    for n, edge in np.argwhere((times.flow_end > times.flow_start)[:iterations]):
         common = {
             "cat": "flow",
             "name": flow_words(run, int(edge)),

@@ -143,7 +143,7 @@ def test_a_wrong_law_would_be_noticed():
     walked = problem.walk
 
     def other(start, **settings):
-        return walked(start, **(settings | {"beta": settings["beta"] * 1.2}))
+        return walked(start, **(settings | {"beta": settings["beta"] * 1.5}))
 
     object.__setattr__(problem, "walk", other)
     assert visits_follow_costs(problem, "bound", beta=3.0, steps=72_000, thin=24) < 0.001

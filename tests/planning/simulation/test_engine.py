@@ -38,8 +38,12 @@ def test_it_is_algorithm_1_to_a_time_step_for_each_part_of_the_chain() -> None:
         assert run.seconds - step <= makespan <= run.seconds + (parts + 1) * step, seed
 
 
-def test_without_reasons_the_times_are_the_same() -> None:
-    job = random_job(5)
-    assert simulate(*job, explain=False).seconds == simulate(*job).seconds
+@pytest.mark.parametrize("policy", POLICIES)
+def test_without_reasons_the_times_are_the_same(policy: str) -> None:
+    for seed in range(12):
+        job = random_job(seed, like_gnnsys=seed % 2 == 0)
+        run, unexplained = (simulate(*job, policy, explain=explain) for explain in (True, False))
+        for name in TIMES:
+            assert np.array_equal(getattr(run.times, name), getattr(unexplained.times, name), equal_nan=True)
     with pytest.raises(ValueError, match="explain=True"):
-        simulate(*job, explain=False).binding()
+        unexplained.binding()

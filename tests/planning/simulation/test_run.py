@@ -11,7 +11,7 @@ from gnnsys.planning import ClusterMachines, CountedAmount, Demands, DrawnAmount
 from tests.planning.simulation.random_jobs import random_job
 
 
-def test_the_timeline_has_every_task_and_flow_that_takes_time(tmp_path) -> None:
+def test_the_timeline_has_every_task_and_flow_that_takes_time() -> None:
     run = simulate(*random_job(3))
     events = json.loads(json.dumps(run.timeline()))["traceEvents"]
     tasks = [event for event in events if event["ph"] == "X"]
@@ -22,6 +22,8 @@ def test_the_timeline_has_every_task_and_flow_that_takes_time(tmp_path) -> None:
     assert len(begun) == (run.given.has_flow() & (run.given.volume > 0)).sum()
     sent = sum(event["args"]["bytes"] for event in begun.values())
     assert sent == pytest.approx(run.link_bytes()[: run.machines.num_machines].sum())
+    first = [event for event in run.timeline(1)["traceEvents"] if event["ph"] == "X"]
+    assert len(first) == (run.given.seconds[0] > 0).sum()
 
 
 def test_bytes_of_links_are_those_of_the_flows_that_cross_machines() -> None:

@@ -34,13 +34,17 @@ def test_every_policy_keeps_the_order_and_has_a_chain_without_a_gap(like_gnnsys:
         assert run.bounds().least <= run.seconds * (1 + 1e-9)
 
 
-def test_no_flow_of_a_set_is_slower_under_max_min_than_under_equal_shares() -> None:
-    """One iteration whose flows all start at 0: the last one ends no later under `maxmin` than under `oes`."""
+def test_no_flow_of_a_set_ends_later_under_max_min_than_under_equal_shares() -> None:
+    """Flows that all start at 0. What has ended under `oes` has ended under `maxmin`, and so it goes on."""
     for seed in range(60):
         job = random_job(seed)
-        demands = Demands(job.demands.seconds[:1] * 0, job.demands.volume[:1], job.demands.threads)
-        ends = [simulate(*job[:3], demands, policy).seconds for policy in ("oes", "maxmin")]
-        assert ends[1] <= ends[0] * (1 + 1e-9), seed
+        volume = np.zeros_like(job.demands.volume[:1])
+        graph = job.tasks.edges("graph")
+        volume[:, graph] = job.demands.volume[:1, graph]
+        demands = Demands(job.demands.seconds[:1] * 0, volume, job.demands.threads)
+        equal, fair = (simulate(*job[:3], demands, policy).times.flow_end[0, graph] for policy in ("oes", "maxmin"))
+        crossing = np.isfinite(equal)
+        assert (fair[crossing] <= equal[crossing] * (1 + 1e-9)).all(), seed
 
 
 def test_schedules_that_are_wrong_are_found_out() -> None:
