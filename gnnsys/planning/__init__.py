@@ -79,6 +79,7 @@ from gnnsys.planning.placement import (
 )
 from gnnsys.planning.profile.calibrate import fit_work, queue_delays
 from gnnsys.planning.profile.job_profile import ByteWork, JobGradients, JobProfile
+from gnnsys.planning.profile.plan_watch import PlanWatch, profile_drift
 from gnnsys.planning.profile.share_profile import FLOWS, HOME_SHARE, WORK, ShareProfile, mix
 from gnnsys.planning.profile.step_cost import step_seconds
 from gnnsys.planning.scheduling.grouping import GroupedPlan, plan_groups
@@ -181,6 +182,7 @@ __all__ = [
     "PlanComparison",
     "PlanEstimate",
     "PlanGraph",
+    "PlanWatch",
     "ProbeTimer",
     "ProductLoad",
     "ProfiledMachine",
@@ -235,6 +237,7 @@ __all__ = [
     "plan_batch",
     "plan_groups",
     "predict_groups",
+    "profile_drift",
     "profile_machine",
     "propose_places",
     "propose_splits",
