@@ -36,7 +36,7 @@ FOLLOW_SECONDS = 3.0  # that other hosts have to fail by themselves once one has
 class LaunchOptions:
     """How a job is launched. Seconds: `lost_after` of silence a host counts as dead, `grace` to end after SIGTERM,
     `connect_timeout` for ssh, `wait_for_hosts` until a lost host must be back. `ssh` None: agents run here.
-    `parts_digest`: of the manifest whose parts hosts are told to serve; None: any."""
+    `parts_digest`: of the manifest whose parts hosts are told to serve; None: any. `plan`: for `gnnsys.open`."""
 
     ssh: tuple[str, ...] | None = ("ssh",)
     restarts: int = 0
@@ -47,6 +47,7 @@ class LaunchOptions:
     env: Mapping[str, str] = field(default_factory=dict)
     is_module: bool = False
     parts_digest: int | None = None
+    plan: str | None = None
 
     def __post_init__(self) -> None:
         if self.restarts < 0:
@@ -343,11 +344,13 @@ def script_words(options: LaunchOptions, command: Sequence[str]) -> list[str]:
 
 
 def rank_env(host: Host, options: LaunchOptions) -> dict[str, str]:
-    """Variables of a host's ranks, beside torchrun's own. `gnnsys.open` heeds the parts."""
+    """Variables of a host's ranks, beside torchrun's own. `gnnsys.open` heeds the parts and the plan."""
     env = {"GNNSYS_LAUNCH_HOST": host.name}
     if host.parts is not None:
         scope = "" if options.parts_digest is None else f"{options.parts_digest:08x}:"
         env["GNNSYS_SERVE_PARTS"] = scope + ",".join(map(str, host.parts))
+    if options.plan is not None:
+        env["GNNSYS_PLAN"] = options.plan
     return {**env, **options.env}
 
 

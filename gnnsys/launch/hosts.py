@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from gnnsys.observe import parse_size
+from gnnsys.observe import parse_size, unique_keys
 
 _NAME = re.compile(r"(?:::)?[A-Za-z0-9](?:[A-Za-z0-9._:-]*[A-Za-z0-9])?")  # a name, an IPv4 or an IPv6 address
 _TOP_KEYS = ("hosts", "defaults")
@@ -135,14 +135,6 @@ def _load(file: Path, text: str) -> Any:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ValueError(f"{file} is no YAML: {' '.join(str(error).split())}") from None
-
-
-def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """For json.loads: a key that is there twice is a mistake, not the last of both."""
-    for number, (key, _) in enumerate(pairs):
-        if any(key == other for other, _ in pairs[:number]):
-            raise ValueError(f"{key!r} is there twice")
-    return dict(pairs)
 
 
 def _described(file: Path, value: Any) -> list[tuple[str, dict[str, Any]]]:

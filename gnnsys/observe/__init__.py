@@ -3,6 +3,7 @@
 from gnnsys.observe.cores import num_local_ranks, num_usable_cores
 from gnnsys.observe.sizes import format_size, parse_size
 from gnnsys.observe.trace import BatchTrace, PassTrace, Span, Trace
+from gnnsys.observe.unique_keys import unique_keys
 
 __all__ = [
     "BatchTrace",
@@ -13,4 +14,5 @@ __all__ = [
     "num_local_ranks",
     "num_usable_cores",
     "parse_size",
+    "unique_keys",
 ]

@@ -45,12 +45,17 @@ from gnnsys.planning.execution.trial import WayTrial
 from gnnsys.planning.execution.turn_clock import TurnClock
 from gnnsys.planning.execution.way import CACHED, DEVICE, GIVEN, PINNED, Way
 from gnnsys.planning.placement import (
+    LaunchPlan,
     PlacedHost,
     PlacedSampler,
     PlacementForecast,
     PlacementPlan,
+    PlannedHost,
     RunnerUp,
     is_placement_plan,
+    manifest_digest,
+    parse_launch_plan,
+    read_launch_plan,
 )
 from gnnsys.planning.scheduling.grouping import GroupedPlan, plan_groups
 from gnnsys.planning.scheduling.operations import Operation, OperatorCosts, PlanGraph
@@ -99,6 +104,7 @@ __all__ = [
     "GraphBytes",
     "GroupedPlan",
     "HostProbes",
+    "LaunchPlan",
     "LayerSize",
     "MachineProfile",
     "Memory",
@@ -114,6 +120,7 @@ __all__ = [
     "PlanComparison",
     "PlanEstimate",
     "PlanGraph",
+    "PlannedHost",
     "ProbeTimer",
     "ProfiledMachine",
     "Rates",
@@ -144,7 +151,9 @@ __all__ = [
     "least_seconds",
     "list_schedule",
     "machine_profile",
+    "manifest_digest",
     "measure_rates",
+    "parse_launch_plan",
     "plan_batch",
     "plan_groups",
     "predict_groups",
@@ -152,6 +161,7 @@ __all__ = [
     "propose_places",
     "propose_splits",
     "random_block",
+    "read_launch_plan",
     "round_shares",
     "sampling_threads",
     "spread",

@@ -43,7 +43,8 @@ from gnnsys.comm import (
 )
 from gnnsys.observe import num_usable_cores
 from gnnsys.sampling import check_device, check_place
-from gnnsys.session.open_parts import open_alone, open_in_group, open_served
+from gnnsys.session.open_parts import decide, open_alone, open_in_group, open_served
+from gnnsys.session.planned_hosts import GivenPlan, find_plan
 from gnnsys.session.process_group import make_process_group
 from gnnsys.session.rank_device import agree_on_devices
 from gnnsys.session.server_supervisor import ServerSupervisor
@@ -148,6 +149,7 @@ def open(
     device: torch.device | str | None = None,
     place: str = "auto",
     cache: int | Literal["auto"] | None = None,
+    plan: GivenPlan = None,
 ) -> DistGraph:
     """The graph in a directory of parts, over all machines of the session. Every rank calls it with the same arguments.
 
@@ -155,6 +157,10 @@ def open(
     equal blocks. With `verify` every file is read once and compared with its checksum; `timeout` is how many seconds a
     machine may take for it. What is wrong on one machine is the same ValueError on every rank. A process that was not
     launched by torchrun needs no `init` for it.
+
+    `plan`: the path of a plan (`gnnsys plan`, docs/launch.md), which says by the names of hosts who serves which part;
+    by default that of `gnnsys launch --plan`, and False is none at all. A plan for other parts, other hosts or another
+    number of ranks is a ValueError on every rank.
 
     `servers`: endpoints of servers that `gnnsys serve` runs, which together have all parts, and `key` the file that
     holds their key; `path` then needs the manifest alone.
@@ -176,7 +182,7 @@ def open(
         session = init(process_group=False)
     return session.open(
         path, verify=verify, timeout=timeout, servers=servers, key=key, policy=policy, priority=priority,
-        path_id=path_id, device=device, place=place, cache=cache,
+        path_id=path_id, device=device, place=place, cache=cache, plan=plan,
     )  # fmt: skip
 
 
@@ -258,6 +264,7 @@ class Session:
         device: torch.device | str | None = None,
         place: str = "auto",
         cache: int | Literal["auto"] | None = None,
+        plan: GivenPlan = None,
     ) -> DistGraph:
         """See `gnnsys.open`. The same directory again is the same graph; several ranks serve one directory."""
         self._check_open()
@@ -268,7 +275,7 @@ class Session:
         is_first = servers is None and self.client is not None and str(Path(path).resolve()) not in self._graphs
         target = self._together("device", is_first, lambda: check_device(device))
         context = RequestContext(priority=priority, path=path_id)
-        graph = self._open(path, verify, timeout, servers, key, policy, place)
+        graph = self._open(path, verify, timeout, servers, key, policy, place, plan)
         graph.loader_numbers = self._loader_numbers
         if graph.client is not None and context != RequestContext():  # opened again, it keeps what it was given
             graph.client.context = context
@@ -304,10 +311,12 @@ class Session:
 
     def _open(
         self, path: str | os.PathLike[str], verify: bool, timeout: float, servers: Sequence[str] | None,
-        key: str | os.PathLike[str] | None, policy: Policy | None, place: str,
+        key: str | os.PathLike[str] | None, policy: Policy | None, place: str, plan: GivenPlan,
     ) -> DistGraph:  # fmt: skip
         name = str(Path(path).resolve())
         if servers is not None:
+            if plan:
+                raise ValueError("a plan says who serves which part, and so do servers: leave one of both away")
             keys = None if key is None else read_key(key)
             if keys is not None and keys.encrypts and self._encrypt == CURVE:
                 keys = replace(keys, encrypts=CURVE)
@@ -320,13 +329,15 @@ class Session:
                 raise ValueError(f"{name!r} is open with another policy: give it to loaders (PipelineOptions)")
             return self._graphs[name]
         if self.client is None:
+            if (planned := find_plan(plan)) is not None:
+                decide(self.group, path, planned)
             self._graphs[name] = open_alone(path, verify=verify, policy=policy)
         elif self._graphs:
             raise ValueError(f"this session serves {next(iter(self._graphs))!r}: begin another with gnnsys.init()")
         else:
             self._graphs[name] = open_in_group(
                 self.group, self.client, path, verify=verify, timeout=timeout, remember=self._remember, policy=policy,
-                place=place,
+                place=place, given_plan=plan,
             )  # fmt: skip
         return self._graphs[name]
 
