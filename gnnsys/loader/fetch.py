@@ -118,6 +118,15 @@ class Fetch:
         """The same of every type."""
         return {key: self.names(key) for key in self._arrays}
 
+    def source(self, key: AnyType, name: str) -> Source:
+        """Where the rows of an array come from; KeyError where batches have no such array."""
+        return {array.name: array.source for array in self._own[key]}[name]
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Memory for rows of a batch, of the pool that it is prepared with."""
+        buffers: RowBuffers = self._of_reads["buffers"]
+        return buffers.empty(shape, dtype)
+
     def prepare(self, buffers: RowBuffers, num_in_flight: int, keep: int = 0) -> None:
         """What to gather into, how many batches in flight share rows (0 for none), and how many behind them."""
         self._of_reads["buffers"] = buffers
@@ -132,6 +141,8 @@ class Fetch:
 
     def begin(self, sampled: Sampled) -> Sampled:
         """Begins a read of every array, and sends the requests for what is not in this process's memory."""
+        if sampled.rows:  # they came with the structure
+            return sampled
         context = ReadContext(batch=sampled.position, **self._of_reads)
         reads = [
             _Reading(key, array, self._begin(key, number, _wanted(sampled, key, array, ids), sampled.columns, context))
@@ -168,6 +179,8 @@ class Fetch:
 
     def finish(self, sampled: Sampled) -> Sampled:
         """Gathers what is in memory, while the rest arrives; then waits for the rest."""
+        if sampled.rows:
+            return sampled
         if sampled.pending is None:
             self.begin(sampled)
         begun: _Reads = sampled.pending

@@ -13,6 +13,7 @@ from gnnsys.graph import Graph, IdsLike, as_ids
 from gnnsys.loader.adaptive_shuffle import AdaptiveShuffle
 from gnnsys.loader.batch import Batch
 from gnnsys.loader.batch_memory import room_for_groups
+from gnnsys.loader.batches_elsewhere import AskedBatch, BatchesElsewhere
 from gnnsys.loader.default_threads import LoadingWork, SumThreads, default_fetch_threads, default_num_threads
 from gnnsys.loader.device_copy import DeviceCopy, resolve, sampled_on
 from gnnsys.loader.fetch import Fetch, Names
@@ -74,6 +75,7 @@ class Loader:
         sampler: Sampler | SubgraphSampler | None = None,
         sums: FirstSums | None = None,
         by_host: bool = False,
+        elsewhere: Callable[[Fetch], BatchesElsewhere | None] | None = None,
     ) -> None:
         self._of_this_process = OfThisProcess(type(self).__name__)
         options = PipelineOptions() if pipeline is None else pipeline
@@ -92,7 +94,8 @@ class Loader:
         by_device = target if on_device else None
         self._fetch = Fetch(graph, names=fetch, wire_dtype=wire_dtype, policy=options.policy, device=by_device)
         check_names_free(self._fetch.all_names(), own_names, graph.is_homogeneous)
-        waits = self._fetch.waits or getattr(graph, "is_remote", False)
+        self._elsewhere = None if elsewhere is None else elsewhere(self._fetch)
+        waits = self._fetch.waits or getattr(graph, "is_remote", False) or self._elsewhere is not None
         check_user_stages(stages)
         fetch_threads = 1
         if num_threads is None:
@@ -111,6 +114,7 @@ class Loader:
             num_threads=num_threads, prefetch=prefetch, waits=waits, options=options, on_device=on_device,
             fetch_threads=fetch_threads, native_threads=SumThreads.here().each if sums is not None and on_device else 1,
             group_bytes=room_for_groups(by_device) if options.group else None,
+            asks_ahead=0 if self._elsewhere is None else self._elsewhere.num_ahead,
         )  # fmt: skip
         num_batches = prefetch + num_threads + 1 + layout.sample_depth  # that wait, are made, and are used
         pool = BufferPool(max_free=num_batches * self._fetch.num_arrays)
@@ -205,7 +209,9 @@ class Loader:
             return Inputs(ticket, chosen, record)
 
         def sample_inputs(inputs: Inputs) -> Sampled:
-            sampled = sample(inputs.ticket, inputs.chosen)
+            return described(inputs, sample(inputs.ticket, inputs.chosen))
+
+        def described(inputs: Inputs, sampled: Sampled) -> Sampled:
             sampled.position = max(-1, schedule.position(inputs.ticket))
             if sampler is not None:
                 sampled.columns = sampler.columns_at(inputs.ticket)
@@ -215,9 +221,16 @@ class Loader:
             return sampled
 
         begin = None if fetch.is_in_memory else fetch.begin
+        sampling = Stage("sample", sample_inputs, threads=0)
+        if (elsewhere := self._elsewhere) is not None:
+
+            def take(asked: AskedBatch) -> Sampled:
+                return described(asked.inputs, elsewhere.take(asked))
+
+            sampling = Stage("sample", take, threads=0, begin=elsewhere.ask, counts=elsewhere.counts)
         return [
             Stage("schedule", choose, threads=0),
-            Stage("sample", sample_inputs, threads=0),
+            sampling,
             *([] if sums is None else [Stage("aggregate", sums.run, threads=0)]),
             Stage("fetch", fetch.finish, threads=0, begin=begin, counts=fetch.counts),
             Stage("compact", Compact(self.graph), threads=0),

@@ -52,7 +52,7 @@ def serve_by_plan(
     `hosts[m]` is the name of machine m, `reports[m]` what it has on its disk (`survey`).
     """
     planned = {host.name: host for host in plan.hosts}
-    named = [_planned_name(name, planned) for name in hosts]
+    named = [planned_name(name, planned) for name in hosts]
     for name, count in Counter(named).items():
         if count > 1:
             raise ValueError(
@@ -86,7 +86,7 @@ def serve_by_plan(
     return [machine_of_part[part] for part in range(num_parts)]
 
 
-def _planned_name(name: str, planned: Mapping[str, Any]) -> str:
+def planned_name(name: str, planned: Mapping[str, Any]) -> str:
     """gpu1.cluster.local is the gpu1 of a plan that has no other."""
     short = name.split(".", 1)[0]
     return short if name not in planned and short in planned else name

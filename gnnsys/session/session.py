@@ -26,6 +26,7 @@ import torch.distributed as dist
 
 from gnnsys.comm import (
     CURVE,
+    LOOPBACK,
     Client,
     CommError,
     DeadlineExceeded,
@@ -52,7 +53,9 @@ from gnnsys.session.torchrun_agent import TorchrunAgent
 from gnnsys.store import Policy, check_policy
 
 if TYPE_CHECKING:
+    from gnnsys.planning import LaunchPlan
     from gnnsys.sampling import DistGraph, Placed
+    from gnnsys.session.sampler_processes import SamplerProcesses
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -60,6 +63,7 @@ _log = logging.getLogger(__name__)
 _START_SECONDS = 150.0  # for all graph servers to listen
 _OPEN_SECONDS = 900.0  # to read every file of a machine's parts once
 _LOOK_SECONDS = 0.2
+MOST_SAMPLERS = 64  # that one rank starts
 
 
 def init(
@@ -150,6 +154,7 @@ def open(
     place: str = "auto",
     cache: int | Literal["auto"] | None = None,
     plan: GivenPlan = None,
+    samplers: int | None = None,
 ) -> DistGraph:
     """The graph in a directory of parts, over all machines of the session. Every rank calls it with the same arguments.
 
@@ -160,7 +165,8 @@ def open(
 
     `plan`: the path of a plan (`gnnsys plan`, docs/launch.md), which says by the names of hosts who serves which part;
     by default that of `gnnsys launch --plan`, and False is none at all. A plan for other parts, other hosts or another
-    number of ranks is a ValueError on every rank.
+    number of ranks is a ValueError on every rank. `samplers`: so many processes on this machine make batches for this
+    rank, in the place of those that the plan has for it; 0 for none (docs/samplers_elsewhere.md).
 
     `servers`: endpoints of servers that `gnnsys serve` runs, which together have all parts, and `key` the file that
     holds their key; `path` then needs the manifest alone.
@@ -182,7 +188,7 @@ def open(
         session = init(process_group=False)
     return session.open(
         path, verify=verify, timeout=timeout, servers=servers, key=key, policy=policy, priority=priority,
-        path_id=path_id, device=device, place=place, cache=cache, plan=plan,
+        path_id=path_id, device=device, place=place, cache=cache, plan=plan, samplers=samplers,
     )  # fmt: skip
 
 
@@ -210,6 +216,9 @@ class Session:
         self._graphs: dict[str, DistGraph] = {}
         self._served: list[DistGraph] = []  # by servers of their own
         self._clients: list[Client] = []
+        self._keys: Keys | None = None  # the job's, where it has servers
+        self._address = LOOPBACK  # where other machines reach this one
+        self._samplers: SamplerProcesses | None = None  # that this process has started
         self._loader_numbers = itertools.count(1)  # tell the loaders of this process apart in messages
         self.before_close: list[Callable[[bool], None]] = []  # called first, last to first, with close's `wait`
         self._lock = threading.Lock()
@@ -265,11 +274,16 @@ class Session:
         place: str = "auto",
         cache: int | Literal["auto"] | None = None,
         plan: GivenPlan = None,
+        samplers: int | None = None,
     ) -> DistGraph:
         """See `gnnsys.open`. The same directory again is the same graph; several ranks serve one directory."""
         self._check_open()
         check_policy(policy)
         check_place(place)
+        if samplers is not None and (isinstance(samplers, bool) or not 0 <= samplers <= MOST_SAMPLERS):
+            raise ValueError(f"samplers must be a whole number from 0 to {MOST_SAMPLERS}, got {samplers!r}")
+        if samplers and servers is not None:
+            raise ValueError("samplers make batches of parts that this job serves: leave samplers or servers away")
         if not (cache is None or cache == "auto" or (isinstance(cache, int) and cache > 0)):
             raise ValueError(f"cache must be a positive number of bytes, 'auto' or None, got {cache!r}")
         is_first = servers is None and self.client is not None and str(Path(path).resolve()) not in self._graphs
@@ -277,6 +291,8 @@ class Session:
         context = RequestContext(priority=priority, path=path_id)
         graph = self._open(path, verify, timeout, servers, key, policy, place, plan)
         graph.loader_numbers = self._loader_numbers
+        if servers is None:
+            self._start_samplers(graph, samplers, find_plan(plan))
         if graph.client is not None and context != RequestContext():  # opened again, it keeps what it was given
             graph.client.context = context
         if cache is not None:
@@ -294,6 +310,27 @@ class Session:
         if placed is not None and self.group.is_leader:
             print(f"gnnsys: parts {graph.parts_here} for {target}: {placed}", file=sys.stderr)
         return graph
+
+    def _start_samplers(self, graph: DistGraph, samplers: int | None, plan: LaunchPlan | None) -> None:
+        """Once per graph. All ranks come here, where the plan has samplers; else each starts its own, or none."""
+        is_planned = samplers is None and plan is not None and any(host.samplers for host in plan.hosts)
+        if graph.samplers is not None or self._samplers is not None or not (samplers or is_planned):
+            return
+        from gnnsys.session.sampler_processes import SamplerProcesses, peers_of, start_own, start_planned  # and loaders
+
+        keys = self._keys or Keys.generate(encrypts=self._encrypt)
+        address = self._address if is_planned else LOOPBACK
+        started = SamplerProcesses(str(graph.parts.path), self.machine, address, keys, self.lost_after)
+        self._samplers = started
+        if is_planned:
+            assert plan is not None
+            endpoints = start_planned(started, self.group, plan)
+        else:
+            endpoints = start_own(started, cast(int, samplers), self.group, self.client is not None)
+        if endpoints:
+            graph.samplers = peers_of(
+                endpoints, graph, self.group, keys, self.timeout, self.lost_after, self._clients.append
+            )
 
     def _together(self, name: str, is_collective: bool, call: Callable[[], _T]) -> _T:
         """What `call` returns. Where all ranks call it, a ValueError on one of them is one on all."""
@@ -412,7 +449,8 @@ class Session:
             return
         # On one machine too: whoever else has an account there could connect to its loopback interface.
         made = Keys.generate(encrypts=self._encrypt).to_json() if group.rank == 0 else None
-        keys = Keys.from_json(group.share_secret("key", made))
+        self._keys = keys = Keys.from_json(group.share_secret("key", made))
+        self._address = address
         problem, endpoints = None, None
         if self._server is not None:
             try:
@@ -472,6 +510,8 @@ class Session:
             ends.callback(self._leave_process_group, later)
             if self._server is not None:
                 ends.callback(self._server.close)
+            if self._samplers is not None:
+                ends.callback(self._samplers.close)
             for client in self._clients:
                 ends.callback(client.close)
             for graph in self.graphs:
