@@ -318,10 +318,11 @@ class Lab:
         chosen = list(hosts or self.hosts)
         own_args: list[list[str]] = [[] for _ in chosen]
         planned: dict[str, str] = {}
+        assisting: list[int] = []  # hosts without ranks
         if plan is not None:
             if hosts is not None or any(arg.startswith(("--nproc-per-node", "--nproc_per_node")) for arg in args):
                 raise ValueError("the plan says which hosts take part and how many ranks each has: leave both away")
-            chosen, own_args, planned = self._planned(plan)
+            chosen, own_args, planned, assisting = self._planned(plan)
         self._num_runs += 1
         meeting = f"{self.names[self._check(chosen[0]) - 1]}:{29400 + secrets.randbelow(2000)}"
         torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={len(chosen)}"]
@@ -329,25 +330,40 @@ class Lab:
         # Without the second a group that was restarted reads the keys of the one before it.
         own = {"PYTHONUNBUFFERED": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", **planned, **(env or {})}
         started: list[Command] = []
+        assistants: list[Command] = []
         try:
+            for host in assisting:
+                listen = None if heard is None else partial(heard, host)
+                command = [sys.executable, "-m", "gnnsys.cli", "assist"]
+                self.start(host, command, env=own, cwd=cwd, heard=listen, known=assistants)
             for host, more in zip(chosen, own_args, strict=True):
                 listen = None if heard is None else partial(heard, host)
                 self.start(host, [*torchrun, *more, *args], env=own, cwd=cwd, heard=listen, known=started)
             return wait_all(started, timeout, check=check)
         finally:
-            for command in started:
-                command.kill()
+            for each in [*started, *assistants]:
+                each.kill()
 
-    def _planned(self, plan: str | os.PathLike[str] | LaunchPlan) -> tuple[list[int], list[list[str]], dict[str, str]]:
-        """The hosts of a plan, what torchrun is told on each, and what all ranks are told."""
-        from gnnsys.launch import read_plan  # imports torch
+    def _planned(
+        self, plan: str | os.PathLike[str] | LaunchPlan
+    ) -> tuple[list[int], list[list[str]], dict[str, str], list[int]]:
+        """Hosts with ranks of a plan, what torchrun is told on each, what all are told, and the hosts without ranks."""
+        from gnnsys.comm import endpoint  # imports torch
+        from gnnsys.launch import read_plan
+        from gnnsys.session import ASSISTANTS, Assistants
 
         made = read_plan(plan) if isinstance(plan, (str, os.PathLike)) else plan
-        made.check_ranks()
         if unknown := [host.name for host in made.hosts if host.name not in self.names]:
             raise ValueError(f"the plan has host {unknown[0]}, the lab has {', '.join(self.names)}")
-        chosen = [self.names.index(host.name) + 1 for host in made.hosts]
-        return chosen, [[f"--nproc-per-node={host.num_ranks}"] for host in made.hosts], {PLAN: made.line_for_ranks()}
+        chosen = [self.names.index(host.name) + 1 for host in made.hosts_with_ranks]
+        words = [[f"--nproc-per-node={host.num_ranks}"] for host in made.hosts_with_ranks]
+        told = {PLAN: made.line_for_ranks()}
+        assisting = [self.names.index(host.name) + 1 for host in made.hosts if not host.num_ranks]
+        if assisting:
+            port = 31400 + secrets.randbelow(2000)
+            endpoints = {self.names[host - 1]: endpoint(self.address(host), port) for host in assisting}
+            told[ASSISTANTS] = Assistants.with_new_key(endpoints).text()
+        return chosen, words, told, assisting
 
     def _check(self, host: int) -> int:
         if host not in self.hosts:

@@ -200,13 +200,14 @@ class HostGroup:
         job, first = secrets.token_hex(4), self._channels[0].host
         try:
             asked = []
+            told = self._assistants(ready)
             for number, channel in enumerate(self._channels):
-                place = torchrun_options(len(self._channels), number, ready.num_ranks[number], first, ready.port)
+                place = torchrun_options(self._num_with_ranks, number, ready.num_ranks[number], first, ready.port)
                 arguments = [*place, f"--rdzv-id={job}", *script_words(self._options, command)]
-                env = rank_env(channel.host, self._options)
+                env = rank_env(channel.host, self._options) | told
                 self._started.add(channel.host.name)
-                grace, launch = self._options.grace, self._launch
-                asked.append(channel.ask("start", arguments=arguments, env=env, grace=grace, launch=launch))
+                own = {"arguments": None if channel.host.assists else arguments, "env": env}
+                asked.append(channel.ask("start", **own, grace=self._options.grace, launch=self._launch))
             refused = [why for why in map(self._refusal, self._channels, asked) if why is not None]
         except HostLost as error:
             return self._lost(f"{error.host.name} was lost: {error.why.removeprefix('lost: ')}")
@@ -214,6 +215,21 @@ class HostGroup:
             self.stop()
             return GroupEnd(EXIT_NOT_STARTED, refused=refused[0], may_restart=False)
         return self._watch()
+
+    @property
+    def _num_with_ranks(self) -> int:
+        return sum(not channel.host.assists for channel in self._channels)
+
+    def _assistants(self, ready: Ready) -> dict[str, str]:
+        """What all are told of hosts without ranks: where these listen, and the key of this life of the job."""
+        hosts = [(each.host, port) for each, port in zip(self._channels, ready.ports, strict=True) if each.host.assists]
+        if not hosts:
+            return {}
+        from gnnsys.comm import endpoint  # imports torch
+        from gnnsys.session import ASSISTANTS, Assistants
+
+        endpoints = {host.name: endpoint(host.address, port) for host, port in hosts}
+        return {ASSISTANTS: Assistants.with_new_key(endpoints).text()}
 
     def _refusal(self, channel: AgentChannel, start: Future[Any]) -> str | None:
         try:
@@ -225,7 +241,8 @@ class HostGroup:
 
     def _watch(self) -> GroupEnd:
         follow: float | None = None  # until when the other hosts may fail by themselves
-        while len(self._ended) < len(self._channels):
+        with_ranks = {channel.host.name for channel in self._channels if not channel.host.assists}
+        while not with_ranks <= self._ended.keys():
             if silent := self._silent():
                 return self._lost(silent)
             if follow is not None and time.monotonic() >= follow:
@@ -272,7 +289,8 @@ class HostGroup:
             self._failures.append(RankFailure(host.name, each["rank"], each["local_rank"], each["code"], at))
 
     def _outcome(self) -> GroupEnd:
-        if all(code == 0 for code in self._ended.values()) and len(self._ended) == len(self._channels):
+        names = [channel.host.name for channel in self._channels if not channel.host.assists]
+        if all(self._ended.get(name) == 0 for name in names):  # the others were told to end
             return GroupEnd(0)
         if not self._failures:
             code = next((code for code in self._ended.values() if code), 1)

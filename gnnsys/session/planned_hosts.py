@@ -64,7 +64,8 @@ def serve_by_plan(
             raise ValueError(f"host {name} takes part, the plan has {there}: {REMEDY} for these hosts")
     for host in plan.hosts:
         if host.name not in named:
-            raise ValueError(f"the plan has host {host.name}, on which no rank runs: {REMEDY} for these hosts")
+            what = "which does not take part" if host.num_ranks else "which has no ranks and does not assist"
+            raise ValueError(f"the plan has host {host.name}, {what}: {REMEDY} for these hosts")
         runs = list(machine_of_rank).count(named.index(host.name))
         if runs != host.num_ranks:
             raise ValueError(f"host {host.name} runs {_ranks(runs)}, the plan has {host.num_ranks}: {REMEDY}")

@@ -74,8 +74,13 @@ def start_own(processes: SamplerProcesses, count: int, group: Group, is_collecti
     return endpoints
 
 
-def start_planned(processes: SamplerProcesses, group: Group, plan: LaunchPlan) -> list[str]:
-    """Has the first rank of each host start what the plan has for it; the endpoints of this rank's samplers."""
+def start_planned(
+    processes: SamplerProcesses, group: Group, plan: LaunchPlan, others: Mapping[str, list[str]]
+) -> list[str]:
+    """Has the first rank of each host start what the plan has for it; the endpoints of this rank's samplers.
+
+    `others`: where those of hosts without ranks listen.
+    """
     by_name: Mapping[str, int] = {host.name: number for number, host in enumerate(plan.hosts)}
     name = planned_name(host_name(), by_name)
     problem, endpoints = None, None
@@ -87,7 +92,7 @@ def start_planned(processes: SamplerProcesses, group: Group, plan: LaunchPlan) -
             problem = f"{name}: {error}"
     group.agree("samplers", problem, _START_SECONDS + group.timeout)
     told = group.gather("sampler endpoints", [name, endpoints])
-    listening = {host: found for host, found in told if found is not None}
+    listening = {**others, **{host: found for host, found in told if found is not None}}
     return [listening[host][number] for host, number in plan.samplers_of(name, group.local_rank)]
 
 
@@ -96,9 +101,8 @@ def peers_of(
     keep: Callable[[Client], None],
 ) -> SamplerPeers:  # fmt: skip
     """How a rank asks its samplers. `keep` is told the client, which the session closes."""
-    servers = (
-        () if graph.client is None else tuple(graph.client.peers[machine] for machine in range(group.num_machines))
-    )
+    served = {} if graph.client is None else graph.client.peers
+    servers = tuple(served[machine] for machine in sorted(served))
     opening = GraphOpening(
         digest=graph_identity(graph), machine_of_part=tuple(graph.machine_of_part), peers=servers,
         incarnation=group.incarnation, timeout=timeout, lost_after=lost_after,

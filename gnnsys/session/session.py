@@ -44,7 +44,8 @@ from gnnsys.comm import (
 )
 from gnnsys.observe import num_usable_cores
 from gnnsys.sampling import check_device, check_place
-from gnnsys.session.open_parts import decide, open_alone, open_in_group, open_served
+from gnnsys.session.assistants import ASSISTANTS, Assistants
+from gnnsys.session.open_parts import check_alike, decide, open_alone, open_in_group, open_served
 from gnnsys.session.planned_hosts import GivenPlan, find_plan
 from gnnsys.session.process_group import make_process_group
 from gnnsys.session.rank_device import agree_on_devices
@@ -118,6 +119,7 @@ def init(
         raise
     session._agent = agent
     try:
+        session._assistants = Assistants.from_environment()
         session._begin_server()
         session.device = agree_on_devices(group, device)
         address = agree_on_address(group)
@@ -219,6 +221,7 @@ class Session:
         self._keys: Keys | None = None  # the job's, where it has servers
         self._address = LOOPBACK  # where other machines reach this one
         self._samplers: SamplerProcesses | None = None  # that this process has started
+        self._assistants: Assistants | None = None  # hosts of the job without ranks
         self._loader_numbers = itertools.count(1)  # tell the loaders of this process apart in messages
         self.before_close: list[Callable[[bool], None]] = []  # called first, last to first, with close's `wait`
         self._lock = threading.Lock()
@@ -324,7 +327,8 @@ class Session:
         self._samplers = started
         if is_planned:
             assert plan is not None
-            endpoints = start_planned(started, self.group, plan)
+            others = {} if self._assistants is None else self._assistants.samplers
+            endpoints = start_planned(started, self.group, plan, others)
         else:
             endpoints = start_own(started, cast(int, samplers), self.group, self.client is not None)
         if endpoints:
@@ -374,7 +378,7 @@ class Session:
         else:
             self._graphs[name] = open_in_group(
                 self.group, self.client, path, verify=verify, timeout=timeout, remember=self._remember, policy=policy,
-                place=place, given_plan=plan,
+                place=place, given_plan=plan, assistants=self._assistants,
             )  # fmt: skip
         return self._graphs[name]
 
@@ -388,7 +392,7 @@ class Session:
         if self.client is None:
             return []
         wish = {"counters": True}
-        asked = [self.client.request(machine, Kind.STATUS, options=wish) for machine in range(self.num_machines)]
+        asked = [self.client.request(machine, Kind.STATUS, options=wish) for machine in sorted(self.client.peers)]
         return [pending.result().options for pending in asked]
 
     def close(self, wait: bool = True) -> None:
@@ -440,17 +444,27 @@ class Session:
 
     def _begin_server(self) -> None:
         """Early: while it imports torch, the ranks meet and make their process group."""
-        if self.world_size > 1 and self.group.is_leader:
+        if self._has_servers and self.group.is_leader:
             self._server = ServerSupervisor()
+
+    @property
+    def _has_servers(self) -> bool:
+        return self.world_size > 1 or self._assistants is not None
 
     def _order_server(self, threads: int, address: str) -> None:
         group = self.group
-        if group.world_size == 1:
+        if not self._has_servers:
             return
-        # On one machine too: whoever else has an account there could connect to its loopback interface.
-        made = Keys.generate(encrypts=self._encrypt).to_json() if group.rank == 0 else None
-        self._keys = keys = Keys.from_json(group.share_secret("key", made))
-        self._address = address
+        assistants = self._assistants
+        check_alike(ASSISTANTS, group.gather("assistants", "" if assistants is None else assistants.digest))
+        if assistants is not None:
+            keys = assistants.keys
+            address = assistants.own_address() if group.num_machines == 1 else address
+        else:
+            # On one machine too: whoever else has an account there could connect to its loopback interface.
+            made = Keys.generate(encrypts=self._encrypt).to_json() if group.rank == 0 else None
+            keys = Keys.from_json(group.share_secret("key", made))
+        self._keys, self._address = keys, address
         problem, endpoints = None, None
         if self._server is not None:
             try:
@@ -462,6 +476,8 @@ class Session:
         group.agree("server", problem, timeout=_START_SECONDS + self.timeout)
         served = group.gather("endpoints", [group.machine, endpoints])
         peers = {machine: found for machine, found in served if found is not None}
+        if assistants is not None:
+            peers |= dict(enumerate(assistants.endpoints.values(), start=group.num_machines))
         self.client = Client(
             peers,
             sender=group.rank,

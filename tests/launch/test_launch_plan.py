@@ -77,9 +77,11 @@ HOST, SAMPLER = {"name": "h1", "ranks": 1}, {"host": "h1", "trainer": 1}
         ({"hosts": [{**HOST, "samplers": [{"host": "h1"}]}]}, 'h1: a sampler must be {"host": ..., "trainer": N}'),
         ({"hosts": [{**HOST, "samplers": [SAMPLER]}]}, "a sampler is for trainer 1 of h1, which has 1, counted from 0"),
         ({"hosts": [{**HOST, "name": "h2", "samplers": [SAMPLER]}]}, "trainer 1 of h1, which is no host of the plan"),
-        ({"hosts": [{"name": "h1"}]}, 'host h1: "ranks" must be a whole number of at least 1, got None'),
-        ({"hosts": [{"name": "h1", "ranks": True}]}, '"ranks" must be a whole number of at least 1, got True'),
+        ({"hosts": [{"name": "h1"}]}, 'host h1: "ranks" must be a whole number, got None'),
+        ({"hosts": [{"name": "h1", "ranks": True}]}, '"ranks" must be a whole number, got True'),
         ({"hosts": [HOST, HOST]}, "host h1 is there twice"),
+        ({"hosts": [{"name": "h1", "ranks": 0, "parts": [0]}]}, "no host of the plan has a rank"),
+        ({"hosts": [HOST, {"name": "h2", "ranks": 0}]}, "host h2 has neither ranks nor parts nor samplers"),
         ({"hosts": [{**HOST, "parts": [-1]}]}, '"parts" must be a list of whole numbers, got [-1]'),
         ({"hosts": [{**HOST, "parts": [0, 0]}]}, "part 0 is served by h1 and by h1"),
         ({"hosts": [{**HOST, "parts": [1]}]}, "no host serves part 0, one serves part 1"),
@@ -204,10 +206,18 @@ def test_the_plan_of_a_placement_is_carried_out_as_it_is(tmp_path, capsys):
     assert [line for line in capsys.readouterr().out.splitlines() if line[0] != " "] == [
         "h2: ranks 0 to 1, serves parts 1", "h1: rank 2, serves parts 0,2",
     ]  # fmt: skip
-    hosts[1] |= {"trainers": 0}
-    hosts[0] |= {"samplers": []}
-    assert main(["launch", "--hosts", str(tmp_path / "hosts"), "--plan", str(written(tmp_path, made)), "t.py"]) == 2
-    assert "host h1 has parts 0, 2 and no trainer: a host that takes part needs one" in capsys.readouterr().err
+
+
+def test_a_host_without_ranks_comes_last_and_runs_something_else(tmp_path, capsys):
+    hosts = [{"name": "h2", "ranks": 0, "parts": [1]}, {"name": "h1", "ranks": 2, "parts": [0]}]
+    (tmp_path / "hosts").write_text("h1 python=py\nh2 python=py\n")
+    file = str(written(tmp_path, {**PLAN, "hosts": hosts}))
+    assert main(["launch", "--hosts", str(tmp_path / "hosts"), "--plan", file, "--print", "train.py", "parts/"]) == 0
+    once, made, first, torchrun, second, assists = capsys.readouterr().out.splitlines()
+    assert "once" in once and made == "  ASSISTANTS=$(py -m gnnsys.cli assist --make h2=tcp://h2:PORT)"
+    assert first == "h1: ranks 0 to 1, serves parts 0" and second == "h2: no ranks, serves parts 1"
+    assert "--nnodes=1 --node-rank=0 --nproc-per-node=2 --master-addr=h1" in torchrun
+    assert assists.endswith(' GNNSYS_ASSISTANTS="$ASSISTANTS" py -m gnnsys.cli assist')
 
 
 def test_a_push_sends_what_the_plan_says_and_refuses_other_parts(tmp_path, capsys):

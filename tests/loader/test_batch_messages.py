@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from gnnsys.comm import Kind, Message, Request
+from gnnsys.comm import Client, Kind, Limits, Message, Request, wire
 from gnnsys.graph import NODE
 from gnnsys.loader import BatchMaker, BatchService, DescribedLoader, WantedBatch, graph_identity
 from gnnsys.loader.batch_message import answer, read_answer
@@ -19,6 +19,7 @@ from gnnsys.partition import write_parts
 from gnnsys.sampling import DistGraph
 from gnnsys.session.open_parts import open_alone
 from gnnsys.session.sampler_server import GraphOpening, SamplerServer
+from tests.fuzz.run import Attacker
 from tests.loader.test_batches_elsewhere import assert_epochs_are_right, assert_same, served_by
 from tests.partition.part_graphs import CITES, homogeneous, random_assignment
 
@@ -193,3 +194,31 @@ def test_the_rows_of_a_batch_come_in_chunks_of_a_few_megabytes(plain, monkeypatc
     assert all(sum(a.nbytes for a in chunk.arrays) <= 100 for chunk in rows) and len(rows) > 3 < len(chunks) - len(rows)
     with served_by(plain, lambda handler, request: handler(request)) as served:
         assert assert_epochs_are_right(served)["own"] == 0
+
+
+def test_a_sampler_under_mutated_messages_answers_a_correct_client_throughout(plain):
+    graph = open_alone(plain, verify=False)
+    sampler, loader = SamplerServer(str(plain)), described(graph)
+    opening = GraphOpening(digest=graph_identity(graph), machine_of_part=(0, 0, 0))
+    description = {"graph": opening.to_json(), "loader": loader.to_json()}
+    arrays, question = WantedBatch(0, 2, {NODE: torch.tensor([5, 3, 140])}).question(loader.digest)
+    recorded = []
+    for number, (kind, given, options) in enumerate([(Kind.LOADER, [], description), (Kind.BATCH, arrays, question)]):
+        header = wire.make_header(kind, number + 1, timeout_us=10**7)
+        recorded.append([bytes(frame) for frame in wire.encode(header, given, options, Limits())])
+    (endpoint,) = sampler.start()
+    attacker, right = Attacker(endpoint, recorded, seed=2), None
+    try:
+        with Client({0: endpoint}, sender=0, incarnation=1) as client:
+            for first in range(0, 1000, 250):
+                attacker.send(first, first + 250)
+                client.request(0, Kind.LOADER, (), description).result()
+                chunks = [
+                    [each.arrays, each.options] for each in client.request(0, Kind.BATCH, arrays, question).chunks()
+                ]
+                right = right or chunks
+                assert_same(chunks, right)
+    finally:
+        attacker.close()
+        sampler.close()
+    assert len(attacker.statuses) >= 3  # answered, refused by a handler, malformed

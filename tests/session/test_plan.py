@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
 import gnnsys
-from gnnsys.lab import Lab, available
 from gnnsys.partition import write_parts
 from gnnsys.planning import LaunchPlan, PlannedHost, manifest_digest
 from gnnsys.session.planned_hosts import find_plan, serve_by_plan
 from tests.partition.part_graphs import homogeneous, random_assignment
-from tests.support.lab_host import on_host
-from tests.support.processes import AGENT, ROOT, processes, run_ranks
+from tests.support.processes import run_ranks
 
 NUM_NODES = 120
 
@@ -53,7 +50,7 @@ def test_whoever_has_the_name_serves_the_parts_whatever_its_number(names, ranks,
     ("names", "ranks", "reports", "words"),
     [
         (["a", "c"], [0, 0, 1], [report()] * 2, "host c takes part, the plan has a, b: start it by gnnsys launch"),
-        (["a"], [0, 0], [report()], "the plan has host b, on which no rank runs"),
+        (["a"], [0, 0], [report()], "the plan has host b, which does not take part: start it by"),
         (["a", "a"], [0, 0, 1], [report()] * 2, "2 machines are called a"),
         (["a", "b"], [0, 1, 1], [report()] * 2, "host a runs 1 rank, the plan has 2"),
         (["a", "b"], [0, 0, 1], [{**report(), "crc32": 1}] * 2, "digest 000000ff, /data/parts has 00000001"),
@@ -159,65 +156,3 @@ def digest_of(batch) -> str:
 
     parts = (batch.n_id, batch.edge_index, batch.e_id, batch.x, batch.weight)
     return hashlib.sha256(b"".join(part.contiguous().numpy().tobytes() for part in parts)).hexdigest()
-
-
-ON_HOSTS = """
-import json, os, socket, sys, gnnsys
-os.chdir(os.path.join(sys.argv[1], socket.gethostname()))
-with gnnsys.init(timeout=120, process_group=False) as session:
-    graph = gnnsys.open("parts")  # it finds the plan
-    print("TOLD", json.dumps([socket.gethostname(), graph.parts_here, session.local_rank, graph.num_nodes()]))
-"""
-
-
-def forked(lab: Lab, folder: Path, plan: LaunchPlan) -> str:
-    """What `Lab.run` does, with agents and ranks that need not import torch."""
-    given = [f"--nnodes={len(plan.hosts)}", "--rdzv-backend=c10d", "--rdzv-endpoint=h1:29444", "--rdzv-id=plan"]
-    (folder / "agent.py").write_text(AGENT)
-    with processes() as running:
-        for number, host in enumerate(plan.hosts):
-            env = on_host(lab, int(host.name[1:])) | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-            env |= {"GNNSYS_PLAN": plan.line_for_ranks()}
-            words = [
-                *given,
-                f"--nproc-per-node={host.num_ranks}",
-                "--monitor-interval=0.1",
-                folder / "program.py",
-                folder,
-            ]
-            running.fork(f"agent of {host.name}", number, folder / "agent.py", words, env)
-        ended = running.wait()
-    assert all(agent.returncode == 0 for agent in ended), "\n".join(map(str, ended))
-    return "\n".join(agent.stdout for agent in ended)
-
-
-def fresh(lab: Lab, folder: Path, plan: LaunchPlan) -> str:
-    (folder / "plan.json").write_text(plan.text())
-    env = {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]), "OMP_NUM_THREADS": "1"}
-    results = lab.run([str(folder / "program.py"), str(folder)], timeout=300, env=env, plan=folder / "plan.json")
-    return "\n".join(result.output for result in results)
-
-
-@pytest.mark.skipif(available() is not None, reason=str(available()))
-@pytest.mark.parametrize("run", [forked, pytest.param(fresh, marks=pytest.mark.long)])
-def test_hosts_of_a_lab_find_the_plan_by_their_own_names(tmp_path, run):
-    plan = LaunchPlan(hosts=hosts(("h2", 1, (0, 2)), ("h1", 2, (1,))))
-    with Lab(hosts=2) as lab:
-        for name, parts in (("h1", (1,)), ("h2", (0, 2))):
-            path = make_parts(tmp_path / name / "parts", 3)
-            for part in {0, 1, 2} - set(parts):
-                shutil.rmtree(path / f"part-{part:04d}")
-        (tmp_path / "program.py").write_text(ON_HOSTS)
-        printed = run(lab, tmp_path, plan)
-    told = [json.loads(line.split("TOLD ", 1)[1]) for line in printed.splitlines() if "TOLD" in line]
-    assert sorted(told) == [["h1", [1], 0, NUM_NODES], ["h1", [1], 1, NUM_NODES], ["h2", [0, 2], 0, NUM_NODES]]
-
-
-def test_a_lab_refuses_what_the_plan_says_already():
-    lab = Lab(hosts=2)
-    with pytest.raises(ValueError, match="the plan says which hosts take part and how many ranks each has"):
-        lab.run(["--nproc-per-node=2", "train.py"], plan=PLAN)
-    with pytest.raises(ValueError, match="the plan has host a, the lab has h1, h2"):
-        lab.run(["train.py"], plan=PLAN)
-    with pytest.raises(ValueError, match="host h2 has parts 0 and no trainer"):
-        lab.run(["train.py"], plan=LaunchPlan(hosts=hosts(("h1", 1, (1,)), ("h2", 0, (0,)))))

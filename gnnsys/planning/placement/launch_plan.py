@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from gnnsys.graph import MANIFEST
 from gnnsys.observe import unique_keys
@@ -59,6 +59,7 @@ class LaunchPlan:
         hosts = [
             PlannedHost(name=host.name, num_ranks=host.num_trainers, parts=host.parts, samplers=host.samplers)
             for host in plan.hosts
+            if host.num_trainers or host.parts or host.samplers
         ]
         return cls(hosts=tuple(hosts), parts_digest=plan.parts_digest)
 
@@ -73,23 +74,22 @@ class LaunchPlan:
         ]
 
     def choose(self, described: Sequence[_Host], where: str) -> list[_Host]:
-        """The hosts of a description (`gnnsys.launch.Host`) that take part, as the plan has them. `where`: what the
-        description is called."""
+        """The hosts of a description (`gnnsys.launch.Host`) that take part, as the plan has them, those without ranks
+        last. `where`: what the description is called."""
         by_name: dict[str, Any] = {host.name: host for host in described}  # type: ignore[attr-defined]
         if missing := [host.name for host in self.hosts if host.name not in by_name]:
             raise ValueError(f"the plan has host {missing[0]}, {where} has not: it has {', '.join(by_name)}")
-        self.check_ranks()
-        chosen = [replace(by_name[host.name], slots=host.num_ranks) for host in self.hosts]
+        in_order = [*self.hosts_with_ranks, *(host for host in self.hosts if not host.num_ranks)]
+        chosen = [replace(by_name[host.name], slots=host.num_ranks, assists=not host.num_ranks) for host in in_order]
         return [
             host if planned.parts is None else replace(host, parts=planned.parts)
-            for host, planned in zip(chosen, self.hosts, strict=True)
+            for host, planned in zip(chosen, in_order, strict=True)
         ]
 
-    def check_ranks(self) -> None:
-        """ValueError for a host without ranks: nobody would start its server there."""
-        if idle := [host for host in self.hosts if host.num_ranks == 0]:
-            has = "samplers" if idle[0].samplers else f"parts {', '.join(map(str, idle[0].parts or ()))}"
-            raise ValueError(f"host {idle[0].name} has {has} and no trainer: a host that takes part needs one")
+    @property
+    def hosts_with_ranks(self) -> list[PlannedHost]:
+        """The others serve parts or run samplers alone."""
+        return [host for host in self.hosts if host.num_ranks]
 
     def choose_here(self, here: _Host) -> list[_Host]:
         """This machine in the place of the plan's only host."""
@@ -187,6 +187,10 @@ def _plan(values: Any) -> LaunchPlan:
     names = _names(hosts)
     if twice := [name for number, name in enumerate(names) if name in names[:number]]:
         raise ValueError(f"host {twice[0]} is there twice")
+    if not any(host.num_ranks for host in hosts):
+        raise ValueError("no host of the plan has a rank")
+    if idle := [host.name for host in hosts if not (host.num_ranks or host.parts or host.samplers)]:
+        raise ValueError(f"host {idle[0]} has neither ranks nor parts nor samplers: leave it away")
     _check_parts(hosts)
     _check_samplers(hosts)
     digest, env, words = values.get("parts_digest"), values.get("env", {}), values.get("arguments", [])
@@ -208,14 +212,16 @@ def _host(number: int, entry: Any) -> PlannedHost:
     name = entry["name"]
     _refuse_unknown(entry, _HOST_KEYS, f"host {name}")
     ranks, parts, samplers = entry.get("ranks"), entry.get("parts"), entry.get("samplers", [])
-    if not isinstance(ranks, int) or not _is_count(ranks) or ranks < 1:
-        raise ValueError(f'host {name}: "ranks" must be a whole number of at least 1, got {ranks!r}')
+    if not _is_count(ranks):
+        raise ValueError(f'host {name}: "ranks" must be a whole number, got {ranks!r}')
     if parts is not None and not (isinstance(parts, list) and all(map(_is_count, parts))):
         raise ValueError(f'host {name}: "parts" must be a list of whole numbers, got {parts!r}')
     if not isinstance(samplers, list):
         raise ValueError(f'host {name}: "samplers" must be a list, got {samplers!r}')
     placed = tuple(_sampler(name, sampler) for sampler in samplers)
-    return PlannedHost(name=name, num_ranks=ranks, parts=None if parts is None else tuple(parts), samplers=placed)
+    return PlannedHost(
+        name=name, num_ranks=cast(int, ranks), parts=None if parts is None else tuple(parts), samplers=placed
+    )
 
 
 def _sampler(name: str, entry: Any) -> PlacedSampler:
