@@ -19,6 +19,7 @@ from gnnsys.loader.fetch import Fetch, Names
 from gnnsys.loader.first_batch import FirstBatch, sums_for
 from gnnsys.loader.first_sums import FirstSums
 from gnnsys.loader.identity import Identity, graph_identity
+from gnnsys.loader.layout import check_user_stages
 from gnnsys.loader.loader import Loader
 from gnnsys.loader.loader_guide import LoaderGuide, check_guide
 from gnnsys.loader.node_inputs import NodeInputs
@@ -181,7 +182,8 @@ class NeighborLoader(Loader):
             raise ValueError(f"sums of the first layer cannot be made: {sums}")
         ranks = inputs.ranks()
         elsewhere: Callable[[Fetch], BatchesElsewhere | None] | None = None
-        if samplers is not False and _way is None:
+        if (samplers or (samplers is None and getattr(graph, "samplers", None) is not None)) and _way is None:
+            check_user_stages(stages)
             policy = None if pipeline is None else pipeline.policy
             own: dict[str, Any] = {
                 "sampler": sampler,
