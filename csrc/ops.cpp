@@ -239,6 +239,23 @@ STABLE_TORCH_LIBRARY(gnnsys, m) {
       "even_out(Tensor indptr, Tensor indices, Tensor part, int num_parts, Tensor weights, Tensor limits, "
       "float tolerance, float slack, int key) -> (Tensor part, Tensor loads, Tensor stats)");
 
+  // Where tasks of a training job go: cpu/planning/walk_placements.cpp
+  m.def("placement_bounds(Tensor[] job, Tensor[] cluster, Tensor placements) -> Tensor");
+  m.def(
+      "walk_placements(Tensor[] job, Tensor[] cluster, Tensor[] limits, Tensor start, Tensor movable, int cost, "
+      "int steps, float beta, float last_beta, bool relative, float relaxed, float near, int key) "
+      "-> (Tensor moves, Tensor costs, Tensor found, Tensor found_costs, Tensor found_steps)");
+
+  // Training jobs on a cluster: cpu/planning/simulate.cpp
+  m.def(
+      "simulate_training(Tensor machine, Tensor seconds, Tensor threads, Tensor queued, Tensor source, Tensor target, "
+      "Tensor lag, Tensor mode, Tensor volume, Tensor link_rates, Tensor uplink, Tensor cores, Tensor server_threads, "
+      "int policy, bool explain) -> (Tensor task_times, Tensor task_cause, Tensor flow_times, Tensor flow_cause, "
+      "Tensor limited, Tensor slowed)");
+  m.def(
+      "longest_training_path(Tensor machine, Tensor seconds, Tensor source, Tensor target, Tensor lag, Tensor mode, "
+      "Tensor volume, Tensor flow_rates) -> float");
+
   // Tables: cpu/store/
   m.def("gather_parts(Tensor[] srcs, int[] parts, Tensor ids, Tensor bounds, Tensor(a!) out, Tensor? at) -> ()");
   m.def(

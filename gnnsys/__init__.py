@@ -137,6 +137,7 @@ _ROOMS = (
     "partition",
     "pipeline",
     "planning",
+    "profiling",
     "sampling",
     "seeds",
     "session",

@@ -9,9 +9,11 @@ python launch/lab.py down
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -35,9 +37,28 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def up(options: argparse.Namespace) -> int:
-    names = ("rate", "cpu", "memory", "shm", "family")
-    lab = Lab(options.hosts, **{name: getattr(options, name) for name in names}).up(tied=False)
+    names = ("memory", "shm", "family")
+    rates = None if options.rate is None else [_none_or(str, rate) for rate in options.rate.split(",")]
+    cpus = None if options.cpu is None else [_none_or(float, cpu) for cpu in options.cpu.split(",")]
+    limits = {
+        "rate": rates[0] if rates is not None and len(rates) == 1 else rates,
+        "cpu": cpus[0] if cpus is not None and len(cpus) == 1 else cpus,
+    }
+    lab = Lab(options.hosts, **limits, **{name: getattr(options, name) for name in names}).up(tied=False)
     print(f"lab {lab.id}: hosts {', '.join(lab.names)}")
+    return 0
+
+
+def _none_or(kind: type, text: str) -> Any:
+    try:
+        return None if text == "none" else kind(text)
+    except ValueError:
+        raise ValueError(f"--cpu is cores, such as 0.45, or one for each host: 0.45,0.3; got {text!r}") from None
+
+
+def describe(options: argparse.Namespace) -> int:
+    told = json.dumps(Lab.attach(chosen(options.lab)).describe(), indent=1)
+    print(told) if options.out is None else options.out.write_text(told + "\n", encoding="utf-8")
     return 0
 
 
@@ -161,8 +182,8 @@ def parser() -> argparse.ArgumentParser:
 
     made = command("up", up, "make hosts and a switch")
     made.add_argument("--hosts", type=int, default=2)
-    made.add_argument("--rate", help="of every link, in and out: 1gbit, 100mbit; default: no limit")
-    made.add_argument("--cpu", type=float, help="cores each host may use: 0.45; default: no limit")
+    made.add_argument("--rate", help="of links, in and out: 1gbit, or one for each host: 250mbit,50mbit,none")
+    made.add_argument("--cpu", help="cores each host may use: 0.45, or one for each: 0.45,0.3,none; default: no limit")
     made.add_argument("--memory", help="each host may use: 3g; default: no limit")
     made.add_argument("--shm", default="1g", help="size of each host's /dev/shm")
     made.add_argument("--family", type=int, choices=(4, 6), default=4, help="which addresses the host names mean")
@@ -184,6 +205,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--host", type=int)
     for name, do, text in (("cut", cut, "pull a host's cable"), ("heal", heal, "plug it in again")):
         command(name, do, text).add_argument("host", type=int)
+    made = command("describe", describe, "say what the hosts are, as a cluster file for `gnnsys plan --cluster`")
+    made.add_argument("--out", metavar="FILE", type=Path, help="write it there; default: print it")
     command("status", status, "what labs there are and what they have used")
     command("down", down, "end everything in a lab and remove it").add_argument(
         "--all", action="store_true", help="every lab on this machine, and what dead ones left"

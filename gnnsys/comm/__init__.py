@@ -29,6 +29,7 @@ from gnnsys.comm.pending import Pending
 from gnnsys.comm.rank_exchange import RankExchange
 from gnnsys.comm.rendezvous import Group, RendezvousError
 from gnnsys.comm.request import Handler, Reply, Request, ShortReply
+from gnnsys.comm.sealing import sealing_seconds
 from gnnsys.comm.server import Server
 from gnnsys.comm.unnamed_memory import UnnamedMemory
 from gnnsys.comm.wire import HEADER_BYTES, Header, Limits, Message
@@ -101,5 +102,6 @@ __all__ = [
     "place_of",
     "read_key",
     "resolve",
+    "sealing_seconds",
     "use_context",
 ]

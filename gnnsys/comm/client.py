@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
+from weakref import WeakValueDictionary
 
 import zmq
 from torch import Tensor
@@ -34,6 +35,7 @@ from gnnsys.comm.pending import Pending
 from gnnsys.comm.sockets import WakeUp
 from gnnsys.comm.turned_away import TurnedAway
 from gnnsys.comm.wire import Limits
+from gnnsys.observe import Trace
 
 _log = logging.getLogger(__name__)
 
@@ -86,6 +88,7 @@ class Client:
         self.lanes = lanes
         self._links = {peer: Link(peer, endpoint, uid, lanes) for peer, endpoint in peers.items()}
         self.context = RequestContext()  # priority and path where nobody says another
+        self.traces: WeakValueDictionary[int, Trace] = WeakValueDictionary()  # by loader: told of every answer
         self._sender = sender
         self._incarnation = incarnation
         self._keys = keys
@@ -456,12 +459,27 @@ class Client:
         peer, kind, seconds = link.peer, pending.kind, now - pending.sent_at
         if not pending.is_ended_by(header):
             self._tally.received(peer, kind, num_bytes)
+            pending.num_received += num_bytes
+            asked = pending.frames  # it lets go of them with the last message
             if pending.deliver(header, frames, now):
                 connection.take(header.request_id)
                 self._tally.answered((peer, kind, 0, 0, header.queued_us, header.served_us, seconds))
+                self._tell(header, pending, asked, pending.num_received, seconds)
         elif connection.take(header.request_id) is not None:
             self._tally.answered((peer, kind, 1, num_bytes, header.queued_us, header.served_us, seconds))
+            self._tell(header, pending, pending.frames, num_bytes, seconds)
             pending.finish((header, frames))
+
+    def _tell(
+        self, header: wire.Header, pending: Pending, asked: Sequence[wire.Buffer], num_bytes: int, seconds: float
+    ) -> None:
+        """Has the trace of the loader that asked note it, before whoever waits for the reply goes on."""
+        trace = self.traces.get(header.loader)
+        if trace is not None and header.batch >= 0:
+            trace.add_answer(
+                header.batch, kind_name(pending.kind), pending.peer, wire.num_bytes(asked), num_bytes,
+                header.queued_us, header.served_us, seconds,
+            )  # fmt: skip
 
     def _take_busy(
         self, link: Link, connection: Connection, pending: Pending, header: wire.Header,

@@ -50,6 +50,7 @@ class Pending:
     # How a request begins; what it is like now is the object's own.
     wake_up: WakeUp | None = None  # of the caller that waits for it and reads
     resent = 0
+    num_received = 0  # bytes of a reply in several messages
     num_refused = 0  # how often the peer had no room for it
     refusal = ""  # what it said then
     _complete = False  # everything was put in

@@ -86,6 +86,13 @@ class HostGroups:
         else:
             (self.cpu / "cpu.max").write_text(f"{'max' if quota is None else quota} {microseconds}")
 
+    def set_weight(self, weight: float) -> None:
+        """Sets how many processes the group counts as beside others; the kernel has limits."""
+        if self.version == 1:
+            (self.cpu / "cpu.shares").write_text(str(min(262_144, max(2, round(1024 * weight)))))
+        else:
+            (self.cpu / "cpu.weight").write_text(str(min(10_000, max(1, round(100 * weight)))))
+
     def leaf(self, name: str) -> list[Path]:
         """Makes a leaf in every hierarchy. A process joins by writing 0 to each `cgroup.procs`."""
         for path in self.paths:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from gnnsys.lab import control_groups, state
 from gnnsys.lab.command import Command, Result
 from gnnsys.lab.network import KEEP, HostTraffic, Network, address, hosts_file, parse_rate
-from gnnsys.observe import parse_size
+from gnnsys.observe import UNLIMITED, num_usable_cores, parse_size
 
 if TYPE_CHECKING:
     from gnnsys.launch import LaunchPlan
@@ -61,40 +61,48 @@ def available() -> str | None:
 class Lab:
     """`hosts` machines on one switch; limits hold for each host.
 
-    `rate`: of every link, in and out ("1gbit"; None: no limit). `cpu`: cores that a host may use (0.45). `memory` and
-    `shm`: sizes ("3g"). `family`: whether host names resolve to IPv4 or IPv6 addresses; hosts have both. `period`:
-    seconds over which the CPU quota is kept; with a short one a host is always slow, instead of fast and then stopped.
+    `rate`: of every link, in and out ("1gbit"; None: no limit). `cpu`: cores that a host may use (0.45). Both may be
+    lists with a value for each host: `rate=["250mbit", "50mbit"]`. `memory` and `shm`: sizes ("3g"). `family`: whether
+    host names resolve to IPv4 or IPv6 addresses; hosts have both. `period`: seconds over which the CPU quota is kept;
+    with a short one a host is always slow, instead of fast and then stopped. `weight`: how many other processes the lab
+    counts as where this machine has too few cores for all (1); hosts only have their quotas if that is enough.
     """
 
     def __init__(
         self,
         hosts: int = 2,
         *,
-        rate: str | None = None,
-        cpu: float | None = None,
+        rate: str | Sequence[str | None] | None = None,
+        cpu: float | Sequence[float | None] | None = None,
         memory: str | int | None = None,
         shm: str | int = "1g",
         family: int = 4,
         period: float = 0.02,
+        weight: float | None = None,
     ) -> None:
         if not 1 <= hosts <= 200:
             raise ValueError(f"hosts must be from 1 to 200, got {hosts}")
         if family not in (4, 6):
             raise ValueError(f"family must be 4 or 6, got {family}")
-        _check_cpu(cpu, period)
-        if rate is not None:
-            parse_rate(rate)
+        cpus: list[float | None] = _by_host("cpu", cpu, hosts)
+        rates: list[str | None] = _by_host("rate", rate, hosts)
+        for each in cpus:
+            _check_cpu(each, period)
+        for link in rates:
+            if link is not None:
+                parse_rate(link)
         self.id = secrets.token_hex(3)
-        self.rate = rate
+        self.rate = rate if isinstance(rate, str) else rates[0] if len(set(rates)) == 1 else None
         self._spec: dict[str, Any] = {
             "id": self.id,
             "num_hosts": hosts,
-            "rate": rate,
-            "cpu": cpu,
+            "rate": _same(rates),
+            "cpu": _same(cpus),
             "memory": None if memory is None else parse_size(memory),
             "shm": parse_size(shm),
             "family": family,
             "period": period,
+            "weight": weight,
         }
         self._num_runs = 0
         self._host_groups: list[control_groups.HostGroups] = []
@@ -139,6 +147,8 @@ class Lab:
         names = ("rate", "cpu", "memory", "shm", "family", "period")
         made = cls(found["num_hosts"], **{name: found[name] for name in names})
         made.id = lab
+        if "ways" in found:
+            made._spec["ways"] = found["ways"]
         made._connect(found)
         return made
 
@@ -160,15 +170,20 @@ class Lab:
         path = state.write(self.id, made)
         (path.parent / "hosts").write_text(hosts_file(self.names, self._spec["family"]))
         top.make(None, None, 0.1)
+        if self._spec["weight"] is not None:
+            top.set_weight(self._spec["weight"])
         if roots.version == 2:
             (top.cpu / "cgroup.subtree_control").write_text("+cpu +memory")
         for host_groups in by_host.values():
-            host_groups.make(self._spec["cpu"], self._spec["memory"], self._spec["period"])
+            host_groups.make(None, self._spec["memory"], self._spec["period"])
             host_groups.leaf("first")
         self._start_keeper(path, tied)
         self._connect(state.read(self.id))
         self._network.make()
-        self.set_rate(self.rate)
+        for host, rate, cpu in zip(self.hosts, self._rates(), self._cpus(), strict=True):
+            self._network.set_rate(host, rate, rate)
+            if cpu is not None:
+                self._host_groups[host - 1].set_cpu(cpu, self._spec["period"])
 
     def _start_keeper(self, path: Path, tied: bool) -> None:
         command = [sys.executable, "-I", "-S", str(Path(__file__).with_name("keeper.py")), str(path)]
@@ -220,16 +235,24 @@ class Lab:
 
     def set_rate(self, rate: str | None, *, host: int | None = None, into: bool = True, out: bool = True) -> None:
         """Another rate for all links or one host's; None is as fast as the machine is."""
+        if rate is not None:
+            parse_rate(rate)
         for which in self.hosts if host is None else [self._check(host)]:
             self._network.set_rate(which, rate if into else KEEP, rate if out else KEEP)
+            ways = self._spec.setdefault("ways", [[each, each] for each in self._rates()])[which - 1]
+            ways[:] = [rate if into else ways[0], rate if out else ways[1]]
         if host is None and into and out:
             self.rate = rate
+        self._note("ways", self._spec["ways"])
 
-    def set_cpu(self, cpu: float | None) -> None:
-        """Another quota for every host, None for no limit: a benchmark may start its programs without one."""
+    def set_cpu(self, cpu: float | None, *, host: int | None = None) -> None:
+        """Another quota for every host or one, None for no limit: a benchmark may start its programs without one."""
         _check_cpu(cpu, self._spec["period"])
-        for host_groups in self._host_groups:
-            host_groups.set_cpu(cpu, self._spec["period"])
+        cpus = self._cpus()
+        for which in self.hosts if host is None else [self._check(host)]:
+            self._host_groups[which - 1].set_cpu(cpu, self._spec["period"])
+            cpus[which - 1] = cpu
+        self._note("cpu", _same(cpus))
 
     def cut(self, host: int) -> None:
         """Pulls the host's cable: packets both ways are lost from now on."""
@@ -244,6 +267,33 @@ class Lab:
         host_groups = self._host_groups[self._check(host) - 1]
         leaves = [leaf for path in host_groups.paths for leaf in path.glob("command-*")]
         control_groups.kill(leaves)
+
+    def _rates(self) -> list[str | None]:
+        return _by_host("rate", self._spec["rate"], self._spec["num_hosts"])
+
+    def _cpus(self) -> list[float | None]:
+        return _by_host("cpu", self._spec["cpu"], self._spec["num_hosts"])
+
+    def _note(self, name: str, value: Any) -> None:
+        """Keeps what was changed, for this process and for who attaches later."""
+        self._spec[name] = value
+        with contextlib.suppress(ValueError):  # it is down
+            state.write(self.id, state.read(self.id) | {name: value})
+
+    def describe(self) -> dict[str, Any]:
+        """The lab as a cluster file has it: hosts by name, with cores, memory and rates as they are now.
+
+        A host without a quota has the cores of the machine, which it shares with the others.
+        """
+        ways = self._spec.get("ways", [[rate, rate] for rate in self._rates()])
+        hosts = []
+        for name, cpu, (into, out) in zip(self.names, self._cpus(), ways, strict=True):
+            told: dict[str, Any] = {"name": name, "cores": num_usable_cores() if cpu is None else cpu}
+            if self._spec["memory"] is not None:
+                told["memory"] = self._spec["memory"]
+            rates = {"rate": into} if into == out else {"rate_in": into, "rate_out": out}
+            hosts.append(told | {way: UNLIMITED if rate is None else rate for way, rate in rates.items()})
+        return {"hosts": hosts}
 
     # --- using it
 
@@ -369,6 +419,20 @@ class Lab:
         if host not in self.hosts:
             raise ValueError(f"host must be from 1 to {len(self.hosts)}, got {host}")
         return host
+
+
+def _by_host(name: str, given: Any, hosts: int) -> list[Any]:
+    """A value for each host, from one for all or a list."""
+    if not isinstance(given, list | tuple):
+        return [given] * hosts
+    if len(given) != hosts:
+        raise ValueError(f"{name} must be one value, or one for each of {hosts} hosts, got {len(given)}")
+    return list(given)
+
+
+def _same(values: Sequence[Any]) -> Any:
+    """The value that all hosts have, or those of each."""
+    return values[0] if len(set(values)) == 1 else list(values)
 
 
 def _check_cpu(cpu: float | None, period: float) -> None:

@@ -12,6 +12,7 @@ from gnnsys.loader.fetch import Fetch, Names
 from gnnsys.loader.given_links import edge_index_of, named_links, resolve_inputs
 from gnnsys.loader.hard_negatives import HardNegatives, ScoredNegatives
 from gnnsys.loader.identity import NAME, check_made_of, check_sampling, checksum, graph_identity, plain
+from gnnsys.loader.in_turn import BatchInTurn, in_turn
 from gnnsys.loader.link_inputs import make_seeder
 from gnnsys.loader.link_loader import LinkNeighborLoader
 from gnnsys.loader.link_seeds import LinkSeeder, LinkSeeds
@@ -23,6 +24,7 @@ from gnnsys.loader.negatives import NegativeSampling, negative_stream
 from gnnsys.loader.neighbor_loader import NeighborLoader
 from gnnsys.loader.options import PipelineOptions
 from gnnsys.loader.padding import PadSizes
+from gnnsys.loader.run_trace import RunTrace
 from gnnsys.loader.sampled import Inputs, Sampled
 from gnnsys.loader.sampling_options import check_times
 from gnnsys.loader.schedule import Schedule, Ticket
@@ -36,6 +38,7 @@ Store = TypeValues
 __all__ = [
     "NAME",
     "Batch",
+    "BatchInTurn",
     "BatchMaker",
     "BatchNumbers",
     "BatchService",
@@ -66,6 +69,7 @@ __all__ = [
     "NodeDrawer",
     "PadSizes",
     "PipelineOptions",
+    "RunTrace",
     "Sampled",
     "SamplerPeers",
     "Schedule",
@@ -84,6 +88,7 @@ __all__ = [
     "default_num_threads",
     "edge_index_of",
     "graph_identity",
+    "in_turn",
     "induced",
     "make_seeder",
     "named_links",

@@ -24,6 +24,7 @@ from gnnsys.loader.described_loader import DescribedLoader
 from gnnsys.loader.fetch import Fetch
 from gnnsys.loader.sampled import Inputs, Sampled
 from gnnsys.loader.schedule import Schedule, Ticket
+from gnnsys.observe import BatchTrace
 from gnnsys.sampling import DistGraph, Sample
 from gnnsys.store import edge_table, node_table
 
@@ -92,6 +93,10 @@ class AskedBatch(NamedTuple):
     wanted: WantedBatch | None
     peer: _Peer | None
     pending: Pending | None
+
+    @property
+    def trace(self) -> BatchTrace | None:
+        return self.inputs.trace
 
 
 class BatchesElsewhere:

@@ -127,6 +127,11 @@ class Fetch:
         buffers: RowBuffers = self._of_reads["buffers"]
         return buffers.empty(shape, dtype)
 
+    def row_bytes(self) -> int:
+        """Of a node: of all arrays of nodes, whatever their type."""
+        arrays = [array for key, found in self._own.items() if isinstance(key, str) for array in found]
+        return sum(array.source.dtype.itemsize * prod(array.source.shape[1:]) for array in arrays)
+
     def prepare(self, buffers: RowBuffers, num_in_flight: int, keep: int = 0) -> None:
         """What to gather into, how many batches in flight share rows (0 for none), and how many behind them."""
         self._of_reads["buffers"] = buffers

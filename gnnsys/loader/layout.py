@@ -54,6 +54,21 @@ class StageLayout:
         sampling = threads.get("sample", self.num_threads)
         return sampling + self.sample_depth + threads.get("fetch", min(self.fetch_threads, self.num_threads)) + 1
 
+    @property
+    def num_ahead(self) -> int:
+        """Batches whose rows are asked for and not in place, when a thread has sampled another and asks for its rows:
+        one in the hands of every other thread, and those that wait behind them, where only room holds them back."""
+        sampling = self.options.threads.get("sample", self.num_threads)
+        return sampling - 1 + self.sample_depth if self.num_threads and sampling else 0
+
+    @property
+    def num_under_way(self) -> int:
+        """Batches that are made or wait while one is trained on, where nothing but room holds them back."""
+        if not self.num_threads:
+            return 0
+        fetching = self.options.threads.get("fetch", min(self.fetch_threads, self.num_threads))
+        return self.num_ahead + 1 + fetching + self.options.depths.get("fetch", self.prefetch)
+
     def arrange(
         self,
         ours: Sequence[Stage],

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
 
-from gnnsys.comm import BatchLoop, use_context
+from gnnsys.comm import BatchLoop, RequestContext, use_context
 from gnnsys.graph import Graph, IdsLike, as_ids
 from gnnsys.loader.adaptive_shuffle import AdaptiveShuffle
 from gnnsys.loader.batch import Batch
@@ -34,7 +37,7 @@ from gnnsys.ops import BufferPool
 from gnnsys.pipeline import OfThisProcess, Pipeline, Scope, Stage, StageCounters
 from gnnsys.planning import ExecutionPlan, Way, is_given
 from gnnsys.sampling import DistGraph, Sampler, SubgraphSampler, loader_context
-from gnnsys.seeds import Leftover, Ranks
+from gnnsys.seeds import Leftover, Ranks, ShareRecipe
 from gnnsys.store import MemoryBudget, RowBuffers
 
 _CALL = Ticket(epoch=-1, batch=0)  # the random stream of loader(ids), apart from every epoch's
@@ -116,6 +119,8 @@ class Loader:
             group_bytes=room_for_groups(by_device) if options.group else None,
             asks_ahead=0 if self._elsewhere is None else self._elsewhere.num_ahead,
         )  # fmt: skip
+        self.num_ahead = layout.num_ahead  # batches on the network besides the one whose turn it is
+        self.num_under_way = layout.num_under_way  # the same, and those that wait to be trained on
         num_batches = prefetch + num_threads + 1 + layout.sample_depth  # that wait, are made, and are used
         pool = BufferPool(max_free=num_batches * self._fetch.num_arrays)
         MemoryBudget.of("cpu").watch(pool, "loader buffers", BufferPool.held_bytes)
@@ -123,6 +128,9 @@ class Loader:
         self._fetch.prepare(RowBuffers(pool, pin=target is not None), num_shared, options.keep)
         self._fetch.widens = target is None or any(stage.after == "fetch" for stage in stages)
         self._trace = Trace(options.trace) if options.trace else None
+        client = getattr(graph, "client", None)
+        if self._trace is not None and client is not None:
+            client.traces[self._context.loader] = self._trace
         if target is None:
             self._fetch.check_on_host()
         self._copy = None if target is None else DeviceCopy(target)
@@ -220,20 +228,23 @@ class Loader:
                 describe(sampled, inputs.trace)
             return sampled
 
-        begin = None if fetch.is_in_memory else fetch.begin
-        sampling = Stage("sample", sample_inputs, threads=0)
+        def timed(name: str, run: Callable[[Any], Any]) -> Callable[[Any], Any]:
+            return run if trace is None else partial(_note_cpu, name, run)
+
+        begin = None if fetch.is_in_memory else timed("fetch", fetch.begin)
+        sampling = Stage("sample", timed("sample", sample_inputs), threads=0)
         if (elsewhere := self._elsewhere) is not None:
 
             def take(asked: AskedBatch) -> Sampled:
                 return described(asked.inputs, elsewhere.take(asked))
 
-            sampling = Stage("sample", take, threads=0, begin=elsewhere.ask, counts=elsewhere.counts)
+            sampling = Stage("sample", timed("sample", take), threads=0, begin=elsewhere.ask, counts=elsewhere.counts)
         return [
             Stage("schedule", choose, threads=0),
             sampling,
             *([] if sums is None else [Stage("aggregate", sums.run, threads=0)]),
-            Stage("fetch", fetch.finish, threads=0, begin=begin, counts=fetch.counts),
-            Stage("compact", Compact(self.graph), threads=0),
+            Stage("fetch", timed("fetch", fetch.finish), threads=0, begin=begin, counts=fetch.counts),
+            Stage("compact", timed("compact", Compact(self.graph)), threads=0),
         ]
 
     # -- epochs ------------------------------------------------------------------------------------------------------
@@ -288,8 +299,13 @@ class Loader:
                 loop.use(self._context.at(self._position))  # what is asked for meanwhile, rows of embeddings say
                 self._position += 1
                 self._ending = epoch if self._position == end else None
+                record = None if self._trace is None else self._trace.record(self._position - 1)
+                began, used = time.perf_counter(), time.thread_time()
                 yield batch
                 del batch  # not kept while the next one is waited for
+                if record is not None:
+                    record.stages["use"] = (began, time.perf_counter())
+                    record.add_cpu("use", time.thread_time() - used)
             if iteration == self._iteration:
                 self._ending = None
                 if self._caches is not None and isinstance(self.graph, DistGraph):
@@ -457,6 +473,22 @@ class Loader:
             raise ValueError("this loader's inputs are links that were given by their ends: they have no ids")
         return self._ranks.inputs[input_id]
 
+    # -- for who makes its batches one by one (`in_turn`) ----------------------------------------------------------
+
+    def stages_in_turn(self) -> list[Stage]:
+        """The stages of a batch, from its ticket on. Rows that are under way now are not shared with what comes."""
+        self.close()
+        return list(self._stages)
+
+    @property
+    def schedule(self) -> Schedule:
+        return self._schedule
+
+    @property
+    def context(self) -> RequestContext:
+        """What the messages of its batches say."""
+        return self._context
+
     # -- counters and end --------------------------------------------------------------------------------------------
 
     def counters(self) -> dict[str, StageCounters]:
@@ -473,6 +505,27 @@ class Loader:
         if self._execution is not None:
             return self._execution.trace()
         return [] if self._trace is None else self._trace.records()
+
+    def save_trace(self, path: str | os.PathLike[str], model: torch.nn.Module | None = None) -> None:
+        """Writes the records of the last batches to a file, for `gnnsys profile --trace`; each rank its own. With
+        `model`, the bytes of its gradients are noted too. ValueError where the graph is not in parts."""
+        from gnnsys.loader.run_trace import RunTrace
+
+        RunTrace.of_loader(self, model).save(path)
+
+    @property
+    def recipe(self) -> ShareRecipe | None:
+        """How its inputs were made of all seeds; None where they are no share of `gnnsys.split`."""
+        return self._ranks.recipe
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches arrive."""
+        return self._device
+
+    def row_bytes(self) -> int:
+        """Bytes of a node's rows that batches have, over all arrays and types of nodes."""
+        return self._fetch.row_bytes()
 
     def close(self) -> None:
         """Ends the threads; iterating again starts new ones. Also done on garbage collection and at exit.
@@ -497,6 +550,16 @@ class Loader:
 def _reads_bus(graph: Graph | DistGraph) -> bool:
     """Whether the device that samples a graph reads some of it from host memory."""
     return graph.is_pinned if isinstance(graph, Graph) else graph.registered is not None
+
+
+def _note_cpu(stage: str, run: Callable[[Any], Any], item: Any) -> Any:
+    """Runs a stage and adds what this thread has used of a core to the batch's record."""
+    record: BatchTrace | None = item.trace
+    began = time.thread_time()
+    made = run(item)
+    if record is not None:
+        record.add_cpu(stage, time.thread_time() - began)
+    return made
 
 
 def describe(sampled: Sampled, record: BatchTrace) -> None:

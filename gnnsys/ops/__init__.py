@@ -8,7 +8,7 @@ For other rooms, by who uses them: `cluster_nodes`, `contract_clusters`, `refine
 `PartNeighbors`, `HopStructure`, `JoinedParts`, `stitch_neighbors`, `bucket_ids`, `sample_guided` (sampling);
 `move_rows`, `update_rows`, `widen_rows`, `fill_columns`, `sparse_*_step`, `gather_cached`, `read_table`, `PageLock`
 (store); `BufferPool`, `DeviceReads` (loader); `STRUCTURES` (what layers derive from a structure), `relation_conv` and
-`RelationGroups` (typed layers).
+`RelationGroups` (typed layers); `simulate_training` and `longest_training_path` (planning).
 `native` is the library itself, for ops that have no typed face; `workspace_bytes` tells what an op takes beside its
 outputs, for those who plan memory (store, fullgraph).
 """
@@ -66,6 +66,7 @@ from gnnsys.ops.part_structure import (
 )
 from gnnsys.ops.parted_csc import PartedCSC, sample_parts
 from gnnsys.ops.partition_volume import VolumeSearch, even_out_volume, refine_volume, traffic_matrix
+from gnnsys.ops.placement import WALK_COSTS, PlacementWalk, placement_bounds, walk_placements
 from gnnsys.ops.raw import as_bytes
 from gnnsys.ops.relabel import IdTable, compact, compact_scratch
 from gnnsys.ops.relation_groups import RelationGroups, group_by_type, group_structures, owners_of, pairs_of
@@ -87,6 +88,7 @@ from gnnsys.ops.stream import NodeRun, PairTable, drop_pages, stream_cluster, st
 from gnnsys.ops.structure import bfs_order, degrees, expand_indptr, in_subgraph, induced_subgraph
 from gnnsys.ops.summed_rows import SUMMED, SummedRows, SumsOf
 from gnnsys.ops.table_rows import read_table
+from gnnsys.ops.training_jobs import SimulatedTimes, longest_training_path, simulate_training
 from gnnsys.ops.walks import COIN_SIDES, MAX_WALKS, count_visits, random_walks
 
 __all__ = [
@@ -100,6 +102,7 @@ __all__ = [
     "SIMD_LEVEL",
     "STRUCTURES",
     "SUMMED",
+    "WALK_COSTS",
     "WEIGHT",
     "WHY_NO_KERNELS",
     "Bounds",
@@ -122,11 +125,13 @@ __all__ = [
     "PairTable",
     "PartNeighbors",
     "PartedCSC",
+    "PlacementWalk",
     "RawRows",
     "RefinedCut",
     "Relation",
     "RelationGroups",
     "ReplayedEdges",
+    "SimulatedTimes",
     "SummedRows",
     "SumsOf",
     "VolumeSearch",
@@ -173,6 +178,7 @@ __all__ = [
     "inverse_degrees",
     "is_captured",
     "local_columns",
+    "longest_training_path",
     "mark_halo",
     "mark_ids",
     "move_rows",
@@ -185,6 +191,7 @@ __all__ = [
     "pairs_of",
     "parse_table",
     "place_bytes",
+    "placement_bounds",
     "planted_edges",
     "planted_labels",
     "random_permutation",
@@ -204,6 +211,7 @@ __all__ = [
     "scaled_spmm",
     "scatter_rows",
     "sddmm",
+    "simulate_training",
     "sorted_structures",
     "source_words",
     "sparse_adagrad_step",
@@ -223,6 +231,7 @@ __all__ = [
     "told_workspaces",
     "traffic_matrix",
     "update_rows",
+    "walk_placements",
     "widen_rows",
     "workspace_bytes",
 ]

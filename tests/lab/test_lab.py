@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from gnnsys.lab import Lab, available, control_groups, state, wait_all
+from gnnsys.observe import num_usable_cores
+from gnnsys.planning import Cluster
 from tests.lab.lab_programs import ALL_REDUCE, LISTEN, RANK, REACH, SEND, SPIN
 from tests.support.processes import processes
 
@@ -318,6 +320,9 @@ def test_a_lab_ends_with_its_owner_however_that_ends(number):
         ({"cpu": 0.001}, "cpu must be at least 0.05 cores for a period of 0.02 s, got 0.001"),
         ({"family": 5}, "family must be 4 or 6, got 5"),
         ({"memory": "lots"}, "a size must look like 4G"),
+        ({"rate": ["1gbit"]}, "rate must be one value, or one for each of 2 hosts, got 1"),
+        ({"rate": ["1gbit", "fast"]}, "a rate must look like 1gbit, 100mbit or 500kbit, got 'fast'"),
+        ({"cpu": [0.5, 0.001]}, "cpu must be at least 0.05 cores for a period of 0.02 s, got 0.001"),
     ],
 )
 def test_bad_options_are_refused_before_anything_is_made(options, message):
@@ -328,3 +333,23 @@ def test_bad_options_are_refused_before_anything_is_made(options, message):
 def test_a_host_that_is_not_there_is_refused(lab):
     with pytest.raises(ValueError, match="host must be from 1 to 2, got 3"):
         lab.exec(3, "true")
+
+
+def test_hosts_may_differ_and_are_described_as_a_cluster_file():
+    """What was asked for is what the kernel keeps, and what a planner is told."""
+    with Lab(hosts=3, rate=["250mbit", "50mbit", None], cpu=[0.5, 0.3, None], memory="200m") as lab:
+        told = Cluster.from_json(lab.describe())
+        assert told.names == lab.names
+        assert [host.rate_in for host in told] == [31.25e6, 6.25e6, float("inf")]
+        assert [host.cores for host in told][:2] == [0.5, 0.3] and told["h3"].cores == num_usable_cores()
+        assert told["h1"].memory == 200 << 20
+        shown = [lab.exec(host, "tc qdisc show dev eth0").output for host in lab.hosts]
+        assert "rate 250Mbit" in shown[0] and "rate 50Mbit" in shown[1] and "tbf" not in shown[2]
+        lab.set_rate("20mbit", host=1, out=False)
+        lab.set_cpu(0.4, host=2)
+        changed = Cluster.from_json(Lab.attach(lab.id).describe())
+        assert (changed["h1"].rate_in, changed["h1"].rate_out) == (2.5e6, 31.25e6)
+        assert [host.cores for host in changed][:2] == [0.5, 0.4]
+        began, before = time.monotonic(), lab.usage(2).cpu_seconds
+        lab.exec(2, "timeout 1 sh -c 'while :; do :; done'", check=False)
+        assert lab.usage(2).cpu_seconds - before < 0.4 * (time.monotonic() - began) + 0.1

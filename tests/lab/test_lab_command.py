@@ -1,6 +1,7 @@
 """`launch/lab.py` makes a lab that stays, uses it, and takes it down."""
 
 import importlib.util
+import json
 import re
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gnnsys.lab import Lab, available, state
+from gnnsys.planning import Cluster
 
 pytestmark = pytest.mark.skipif(available() is not None, reason=str(available()))
 SCRIPT = Path(__file__).parents[2] / "launch" / "lab.py"
@@ -41,6 +43,9 @@ def test_a_lab_from_the_command_line_stays_until_it_is_taken_down(command, name,
     assert said.out == "h2\n" and "host 2 ended with 3" in said.err
     assert command(["status"]) == 0
     assert f"lab {name}: 2 hosts, rate 100mbit, cpu 0.5, memory" in capsys.readouterr().out
+    assert command(["describe", "--lab", name]) == 0
+    told = Cluster.from_json(json.loads(capsys.readouterr().out))
+    assert [(host.name, host.cores, host.rate_in) for host in told] == [("h1", 0.5, 12.5e6), ("h2", 0.5, 12.5e6)]
     assert command(["rate", "--lab", name, "none"]) == 0
     assert command(["cut", "--lab", name, "2"]) == command(["heal", "--lab", name, "2"]) == 0
     assert command(["down", "--lab", name]) == 0

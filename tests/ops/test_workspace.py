@@ -28,6 +28,8 @@ OF_PARTITIONING = {
     "parse_table",
 }  # fmt: skip
 
+OF_PLANNING = {"simulate_training", "longest_training_path"}  # jobs are planned where nothing else runs
+
 
 @pytest.mark.skipif(sys.platform != "linux" or compiler() is None, reason="needs LD_PRELOAD and a C++ compiler")
 @pytest.mark.skipif("GNNSYS_SANITIZER" in os.environ, reason="sanitizers have a malloc of their own")
@@ -62,7 +64,7 @@ def test_every_op_tells_its_workspace_on_every_device_that_has_a_kernel_of_it():
         kernels = {op for file in sources for op in re.findall(r'REGISTER_OP\(m, "(\w+)"', file.read_text())}
         assert len(kernels) > 20
         told = {op for op, device_type in told_workspaces() if device_type == folder}
-        assert kernels - told <= OF_PARTITIONING, folder
+        assert kernels - told <= OF_PARTITIONING | OF_PLANNING, folder
         assert told - kernels == set(), folder
 
 

@@ -54,6 +54,9 @@ FILES: dict[str, tuple[str, ...]] = {  # by room; seconds each on one core at mo
     "session": ("test_busy.py", "test_open.py"),
     "store": ("test_memory_budget.py", "test_optim.py", "test_step.py"),
     "support": ("test_quick.py", "test_workers.py"),
+    "planning/cluster": ("test_cluster.py",),
+    "planning/profile": ("test_job_profile.py",),
+    "profiling": ("test_counting.py",),
     "planning/costs": ("test_model.py", "test_nonnegative.py", "test_polynomials.py", "test_profile.py"),
 }
 STARTS = ("subprocess.Popen", "os.fork", "os.posix_spawn", "os.exec", "os.system")  # Python's audit events

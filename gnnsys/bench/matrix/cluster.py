@@ -73,7 +73,7 @@ class ClusterOptions:
         return slurm_hosts()
 
 
-class Cluster:
+class LaunchedCluster:
     """The hosts, and which parts they have."""
 
     def __init__(self, options: ClusterOptions, hosts: Sequence[Host]) -> None:
@@ -81,7 +81,7 @@ class Cluster:
         self._checked: set[tuple[str, int]] = set()  # parts, and on how many hosts they were compared with checksums
 
     @classmethod
-    def find(cls, options: ClusterOptions, cells: Sequence[Cell]) -> Cluster:
+    def find(cls, options: ClusterOptions, cells: Sequence[Cell]) -> LaunchedCluster:
         hosts = options.find_hosts()
         most = max(cell.hosts for cell in cells)
         if most > len(hosts):

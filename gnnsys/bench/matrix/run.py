@@ -19,7 +19,7 @@ from typing import Any
 
 from gnnsys.bench.lab_jobs import trainer_environment
 from gnnsys.bench.matrix.cell import Cell
-from gnnsys.bench.matrix.cluster import Cluster
+from gnnsys.bench.matrix.cluster import LaunchedCluster
 from gnnsys.bench.matrix.description import LAB, Description
 from gnnsys.bench.matrix.figures import cell_measures, stage_counters
 from gnnsys.bench.matrix.lab_cell import run_in_lab
@@ -80,7 +80,7 @@ def run_matrix(
         raise ValueError(f"--only {options.only!r} matches none of: {names}")
     if description.where == LAB and (lacking := available()):
         raise ValueError(lacking)
-    cluster = None if description.cluster is None else Cluster.find(description.cluster, cells)
+    cluster = None if description.cluster is None else LaunchedCluster.find(description.cluster, cells)
     with ResultFolder.claimed(out, description) as folder:
         runner = CellRunner(description, folder, options.cache, cluster)
         for note in description.notes:
@@ -114,7 +114,7 @@ class CellRunner:
     """Runs cells of a description, where it says."""
 
     def __init__(
-        self, description: Description, folder: ResultFolder, cache: Path | None, cluster: Cluster | None
+        self, description: Description, folder: ResultFolder, cache: Path | None, cluster: LaunchedCluster | None
     ) -> None:
         self._description, self._folder, self._cluster = description, folder, cluster
         self._parts = folder.parts if cache is None else cache.resolve()

@@ -1,6 +1,7 @@
 """Say how a model is best trained on a machine, without training: every plan, what binds it, the choice and why.
 
-The machine may be this one, or one that is only described: a profile as JSON, or rates of its data sheet.
+The machine may be this one, or one that is only described: a profile as JSON, or rates of its data sheet. With
+--cluster: on which hosts the parts, trainers and samplers of a job go, how long an epoch takes there and what binds.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ import argparse
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gnnsys.cli import plan_placement
 
 if TYPE_CHECKING:
     from gnnsys.graph import Graph
@@ -35,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--forward", action="store_true", help="with --full-graph: inference, no backward pass")
     parser.add_argument("--epochs", type=int, default=100, help="with --full-graph, for what is done once")
     parser.add_argument("--json", metavar="FILE", help="write every number to FILE; - is standard output")
+    plan_placement.add_arguments(parser)
 
 
 class _Described(NamedTuple):
@@ -55,6 +59,9 @@ class _Described(NamedTuple):
 def run(args: argparse.Namespace) -> int:
     from gnnsys.cli.source import opened_source
 
+    if args.cluster is not None:
+        return plan_placement.run_plan(args)
+    plan_placement.check_without_cluster(args)
     _check(args)
     machine, memory = _machine(args).shared_by(args.ranks), _memory(args)
     if args.sizes is not None:

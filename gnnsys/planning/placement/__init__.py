@@ -1,5 +1,15 @@
 """Where parts, trainers and samplers go (DGTP, §V): a first placement (IFS), a search (ETP), and the file of a plan."""
 
+from gnnsys.planning.placement.baselines import (
+    BASELINES,
+    all_placements,
+    distdgl_placement,
+    even_placement,
+    exhaustive,
+    random_placement,
+)
+from gnnsys.planning.placement.explore import Exploration, ExploreSettings, SimulatedPlacement, explore
+from gnnsys.planning.placement.first_placement import NoPlacement, first_placement
 from gnnsys.planning.placement.launch_plan import (
     LaunchPlan,
     PlannedHost,
@@ -7,6 +17,7 @@ from gnnsys.planning.placement.launch_plan import (
     parse_launch_plan,
     read_launch_plan,
 )
+from gnnsys.planning.placement.place_job import JobPlacer, PlaceOptions, place_job, simulate_plan, steady_iteration
 from gnnsys.planning.placement.plan_file import (
     PlacedHost,
     PlacedSampler,
@@ -15,17 +26,40 @@ from gnnsys.planning.placement.plan_file import (
     RunnerUp,
     is_placement_plan,
 )
+from gnnsys.planning.placement.problem import CostBounds, PlacementProblem
+from gnnsys.planning.placement.resources import Resources, TaskCounts
 
 __all__ = [
+    "BASELINES",
+    "CostBounds",
+    "Exploration",
+    "ExploreSettings",
+    "JobPlacer",
     "LaunchPlan",
+    "NoPlacement",
+    "PlaceOptions",
     "PlacedHost",
     "PlacedSampler",
     "PlacementForecast",
     "PlacementPlan",
+    "PlacementProblem",
     "PlannedHost",
+    "Resources",
     "RunnerUp",
+    "SimulatedPlacement",
+    "TaskCounts",
+    "all_placements",
+    "distdgl_placement",
+    "even_placement",
+    "exhaustive",
+    "explore",
+    "first_placement",
     "is_placement_plan",
     "manifest_digest",
     "parse_launch_plan",
+    "place_job",
+    "random_placement",
     "read_launch_plan",
+    "simulate_plan",
+    "steady_iteration",
 ]

@@ -119,9 +119,4 @@ def test_a_plan_without_hosts_or_trainers_is_none():
     forecast = PlacementForecast(seconds_per_epoch=1, binds="")
     for hosts, told in (((), "needs a host"), ((PlacedHost(name="h1", parts=(0,)),), "has a trainer")):
         with pytest.raises(ValueError, match=told):
-            PlacementPlan(
-                hosts=hosts,
-                parts_digest=0,
-                forecast=PlacementForecast(seconds_per_epoch=1, binds=""),
-                profile_digest="",
-            )
+            PlacementPlan(hosts=hosts, parts_digest=0, forecast=forecast, profile_digest="")

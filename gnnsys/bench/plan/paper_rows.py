@@ -1,0 +1,249 @@
+"""`gnnsys bench plan`: DGTP's placements beside DistDGL's, on the paper's testbed and on clusters drawn as in §VI-B.
+
+Everything is simulated. The paper's figures stand beside ours in the names of rows; how many seconds an iteration takes
+is made of assumptions (`paper_jobs`), so ratios are what can be compared.
+
+Where ours differ from the paper's:
+
+- DistDGL's placement does not see links. Whether what it separates is joined by slow ones depends on the order of
+  machines: ours is the mean over all orders.
+- The paper does not say whether a flow that waits in a FIFO blocks its port. Both readings are rows.
+- Under OES a flow that is held back at one end leaves its share of the other end unused; max-min does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from itertools import permutations
+from statistics import fmean, stdev
+
+import numpy as np
+
+from gnnsys.bench.case import OURS, Benchmark, Case, Side, Versus, value
+from gnnsys.bench.lab_jobs import say
+from gnnsys.bench.plan.paper_jobs import (
+    PAPERS,
+    PRODUCTS,
+    REDDIT,
+    PaperCluster,
+    PaperJob,
+    fitting_draws,
+    testbed,
+    unequal_testbed,
+)
+from gnnsys.bench.workload import FULL, SEED, Workload
+from gnnsys.planning import ExploreSettings, PlacementProblem, distdgl_placement, explore
+
+PAPER_OF_TESTBED = {
+    ("ogbn-products", "ps"): 28.45, ("Reddit", "ps"): 26.54, ("ogbn-products", "ring"): 26.11,
+    ("Reddit", "ring"): 24.00,
+}  # fmt: skip
+PAPER_UNEQUAL = 48.0
+DRAWS = {  # name: job, machines, the paper's percent, the least that is asked for, percent beside OMCoflow
+    "8 machines": (PaperJob(PRODUCTS, 16, 2), 8, 9.0, 9.0, 18.0),
+    "16 machines": (PaperJob(PAPERS, 20, 4), 16, 29.0, 20.0, 23.0),
+}
+NUM_DRAWS, QUICK_DRAWS = 20, 1
+QUICK = ExploreSettings(steps=500, most_simulated=4)
+LONG = ExploreSettings(steps=100_000, most_simulated=60)
+DISTDGL = "DistDGL's placement"
+
+
+def search(problem: PlacementProblem, settings: ExploreSettings | None = None) -> np.ndarray:
+    """ETP from IFS's start and from DistDGL's placement: what is faster."""
+    found = [explore(problem, settings), explore(problem, settings, start=distdgl_placement(problem))]
+    return min(found, key=lambda each: each.seconds).placement
+
+
+def on_testbed(work: Workload) -> Iterator[Case]:
+    """ETP + OES beside DistDGL's placement + FIFO in both readings: mean seconds of 20 iterations over the orders of
+    machines."""
+    for dataset in (PRODUCTS, REDDIT):
+        for sync in ("ps", "ring") if work.sizes == FULL else ("ring",):
+            yield _testbed_case(
+                work, f"plan/testbed, {dataset.name}, {sync}", PaperJob(dataset, 6, 2, sync), testbed(),
+                PAPER_OF_TESTBED[dataset.name, sync],
+            )  # fmt: skip
+    job = PaperJob(PRODUCTS, 8, 2, "ring")
+    yield _testbed_case(work, "plan/testbed, unequal GPUs, ring", job, unequal_testbed(), PAPER_UNEQUAL)
+
+
+def _testbed_case(work: Workload, name: str, job: PaperJob, cluster: PaperCluster, paper: float) -> Case:
+    @cache
+    def problems() -> list[PlacementProblem]:
+        orders = {cluster.in_order(np.array(order)).gbit: order for order in permutations(range(cluster.size))}
+        picked = list(orders.values()) if work.sizes == FULL else list(orders.values())[:1]
+        return [job.problem(cluster.in_order(np.array(order))) for order in picked]
+
+    @cache
+    def theirs(policy: str) -> list[float]:
+        return [problem.simulate(distdgl_placement(problem), policy).seconds for problem in problems()]
+
+    @cache
+    def ours() -> list[float]:
+        settings = None if work.sizes == FULL else QUICK
+        return [problem.simulate(search(problem, settings)).seconds for problem in problems()]
+
+    @cache
+    def mine() -> float:
+        say(f"{name}: ETP + OES {_spread(ours())}, of all orders of machines")
+        for policy in ("oes", "maxmin", "fifo", "fifo-blocking"):
+            say(f"  DistDGL + {policy} {_spread(theirs(policy))}: ours takes {_less(ours(), theirs(policy))} less")
+        return fmean(ours())
+
+    def sides() -> dict[str, Side]:
+        return {
+            OURS: Side(mine),
+            "DistDGL, FIFO": Side(lambda: fmean(theirs("fifo"))),
+            "DistDGL, FIFO that blocks": Side(lambda: fmean(theirs("fifo-blocking"))),
+            "DistDGL, OES": Side(lambda: fmean(theirs("oes"))),
+        }
+
+    versus = (
+        Versus(("DistDGL, FIFO",), 1.0, label=f"DistDGL, FIFO (paper: {paper}% less)"),
+        Versus(("DistDGL, FIFO that blocks",), 1.0),
+        Versus(("DistDGL, OES",), 1.0),
+    )
+    return Case(name, value("s"), sides, versus, repeats=1)
+
+
+def on_draws(work: Workload) -> Iterator[Case]:
+    """§VI-B: machines drawn as printed; draws where IFS finds nothing are drawn again."""
+    for name, (job, size, paper, least, _) in _chosen(work):
+        yield _draw_case(work, name, job, size, paper, least)
+
+
+@cache
+def _draws(name: str, count: int) -> tuple[list[PlacementProblem], int]:
+    job, size, *_ = DRAWS[name]
+    return fitting_draws(job, size, count, SEED)
+
+
+@cache
+def _placements(name: str, count: int, *, is_long: bool) -> list[np.ndarray]:
+    settings = QUICK if count == QUICK_DRAWS else LONG if is_long else None
+    return [search(problem, settings) for problem in _draws(name, count)[0]]
+
+
+def _chosen(work: Workload) -> list[tuple[str, tuple[PaperJob, int, float, float, float]]]:
+    return list(DRAWS.items())[: None if work.sizes == FULL else 1]
+
+
+def _count(work: Workload) -> int:
+    return NUM_DRAWS if work.sizes == FULL else QUICK_DRAWS
+
+
+def _draw_case(work: Workload, name: str, job: PaperJob, size: int, paper: float, least: float) -> Case:
+    count = _count(work)
+
+    @cache
+    def times(placement: str, policy: str) -> list[float]:
+        problems, _ = _draws(name, count)
+        if placement == "distdgl":
+            return [problem.simulate(distdgl_placement(problem), policy).seconds for problem in problems]
+        places = _placements(name, count, is_long=placement == "long" and work.sizes == FULL)
+        return [problem.simulate(place, policy).seconds for problem, place in zip(problems, places, strict=True)]
+
+    @cache
+    def mine() -> float:
+        refused = _draws(name, count)[1]
+        say(f"plan/{name}: {count} draws that IFS finds a placement for, {refused} that it does not")
+        for policy in ("oes", "maxmin"):
+            before, after = times("distdgl", policy), times("etp", policy)
+            worst = max(mine / theirs for mine, theirs in zip(after, before, strict=True))
+            say(f"  {policy}: DistDGL {_spread(before)}, ETP {_spread(after)}, {_less(after, before)} less on average, "
+                f"at worst {worst:.2f} times as long")  # fmt: skip
+            say(f"  {policy}: with {LONG.steps:,} steps {_less(times('long', policy), before)} less")
+        return fmean(_ratios(times("etp", "oes"), times("distdgl", "oes")))
+
+    def sides() -> dict[str, Side]:
+        return {
+            OURS: Side(mine),
+            DISTDGL: Side(lambda: 1.0),
+            f"{LONG.steps:,} steps": Side(lambda: fmean(_ratios(times("long", "oes"), times("distdgl", "oes")))),
+        }
+
+    versus = (
+        Versus((DISTDGL,), 1 / (1 - least / 100), label=f"{DISTDGL} (paper: {paper:g}% less)"),
+        Versus((f"{LONG.steps:,} steps",)),
+    )
+    return Case(f"plan/{name}, placement", value("of DistDGL's time"), sides, versus, repeats=1)
+
+
+def policies(work: Workload) -> Iterator[Case]:
+    """OES beside other policies on ETP's placements."""
+    others = ("maxmin", "omcoflow", "mrtf", "mrtf-blocking", "fifo", "fifo-blocking")
+    for name, (_, _, _, _, paper) in _chosen(work):
+        count = _count(work)
+
+        @cache
+        def times(policy: str, name: str = name, count: int = count) -> list[float]:
+            places = _placements(name, count, is_long=False)
+            problems, _ = _draws(name, count)
+            return [problem.simulate(place, policy).seconds for problem, place in zip(problems, places, strict=True)]
+
+        @cache
+        def mine(times=times, name: str = name) -> float:  # type: ignore[no-untyped-def]
+            for policy in others:
+                most = max(1 - ratio for ratio in _ratios(times("oes"), times(policy)))
+                less = _less(times("oes"), times(policy))
+                say(f"plan/{name}: OES takes {less} less than {policy}, {most:.0%} at most")
+            return fmean(times("oes"))
+
+        def sides(times=times, mine=mine) -> dict[str, Side]:  # type: ignore[no-untyped-def]
+            rest = {policy: Side(lambda policy=policy: fmean(times(policy))) for policy in others}
+            return {OURS: Side(mine), **rest}
+
+        labels = {
+            "omcoflow": f"omcoflow (paper: OES takes {paper:g}% less)", "mrtf": "mrtf (paper: up to 67% less)",
+            "mrtf-blocking": "mrtf-blocking (paper: up to 67% less)",
+        }  # fmt: skip
+        versus = tuple(Versus((policy,), label=labels.get(policy)) for policy in others)
+        yield Case(f"plan/{name}, OES", value("s"), sides, versus, repeats=1)
+
+
+def batches_and_peaks(work: Workload) -> Iterator[Case]:
+    """Fig. 10 and 11: other batch sizes per sampler, other ratios of the largest flow to the mean one."""
+    name = "8 machines"
+    job, size, *_ = DRAWS[name]
+    count = 3 if work.sizes == FULL else 1
+    changes: list[tuple[str, PaperJob, float | None]] = [
+        (f"{batch} seeds per sampler", job.with_batch(batch), None) for batch in (500, 1000, 2000)
+    ]
+    changes += [(f"largest flow {ratio} of the mean", job, ratio) for ratio in (1.0, 1.5, 2.0)]
+    for what, changed, ratio in changes if work.sizes == FULL else changes[:1]:
+
+        @cache
+        def times(changed: PaperJob = changed, ratio: float | None = ratio) -> tuple[list[float], list[float]]:
+            fitting, _ = fitting_draws(changed, size, count, SEED)
+            if ratio is not None:
+                demands = [changed.demands(each.tasks, number, ratio) for number, each in enumerate(fitting)]
+                fitting = [
+                    PlacementProblem(each.machines, each.tasks, own, each.resources, each.store_machine)
+                    for each, own in zip(fitting, demands, strict=True)
+                ]
+            settings = None if work.sizes == FULL else QUICK
+            mine = [problem.simulate(search(problem, settings)).seconds for problem in fitting]
+            return mine, [problem.simulate(distdgl_placement(problem)).seconds for problem in fitting]
+
+        def sides(times=times) -> dict[str, Side]:  # type: ignore[no-untyped-def]
+            return {OURS: Side(lambda: fmean(times()[0])), DISTDGL: Side(lambda: fmean(times()[1]))}
+
+        yield Case(f"plan/{name}, {what}", value("s"), sides, (Versus((DISTDGL,), 1.0),), repeats=1)
+
+
+def _ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
+    return [mine / other for mine, other in zip(ours, theirs, strict=True)]
+
+
+def _less(ours: Sequence[float], theirs: Sequence[float]) -> str:
+    return f"{1 - fmean(_ratios(ours, theirs)):.1%}"
+
+
+def _spread(times: Sequence[float]) -> str:
+    around = f" ± {stdev(times):.2f}" if len(times) > 1 else ""
+    return f"{fmean(times):.2f}{around} s ({min(times):.2f} to {max(times):.2f})"
+
+
+BENCHMARKS: list[Benchmark] = [on_testbed, on_draws, policies, batches_and_peaks]

@@ -1,0 +1,146 @@
+"""What is counted without a cluster is what a run counts: the same messages, the same bytes, batch by batch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gnnsys.planning import ShareProfile
+from gnnsys.profiling import DryJob, count_shares, profile_of_traces
+from gnnsys.session import GraphServer
+from tests.profiling.communities import two_parts
+from tests.support.processes import run_ranks
+
+NUM_BATCHES = 12
+JOB = DryJob(fanouts=(5, 4), batch_size=32, seed=3, num_threads=0)
+TRAINER = """
+import json, sys
+import gnnsys
+from itertools import islice
+from gnnsys.loader import NeighborLoader, PipelineOptions
+
+parts, threads, servers = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])
+with gnnsys.init(encrypt=False) as session:
+    graph = gnnsys.open(parts, servers=servers or None)
+    seeds = gnnsys.split(graph, "train")
+    loader = NeighborLoader(
+        graph, [5, 4], input_nodes=seeds, batch_size=32, shuffle=True, seed=3, num_threads=threads,
+        pipeline=PipelineOptions(trace=100),
+    )
+    seen = 0
+    while seen < 12:
+        for batch in loader:
+            seen += 1
+            if seen == 12:
+                break
+    records = [record.as_dict() for record in loader.trace() if record.batch < 12]
+    loader.close()
+    if len(sys.argv) > 4:
+        loader.save_trace(f"{sys.argv[4]}/rank{session.rank}.json")
+    print("RECORDS " + json.dumps({"share": list(seeds.recipe.shares[session.rank])[:1], "records": records}))
+    session.barrier()
+"""
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return two_parts(tmp_path_factory.mktemp("dry") / "parts")
+
+
+def of_runs(outputs: list[str]) -> list[list[dict[str, Any]]]:
+    """Records by share, in the order of shares."""
+    told = [json.loads(line[8:]) for text in outputs for line in text.splitlines() if line.startswith("RECORDS ")]
+    told.sort(key=lambda one: one["share"])
+    return [one["records"] for one in told]
+
+
+def flow_bytes(records: list[dict[str, Any]], kind: str, way: str, num_parts: int = 2) -> np.ndarray:
+    found = np.zeros((len(records), num_parts))
+    for record in records:
+        for flow in record["flows"]:
+            if flow["kind"] == kind:
+                found[record["batch"], flow["machine"]] += flow[way]
+    return found
+
+
+def assert_same_bytes(share: ShareProfile, records: list[dict[str, Any]]) -> None:
+    assert len(records) == NUM_BATCHES
+    for kind, name in (("SAMPLE", "sample"), ("PULL", "pull")):
+        np.testing.assert_array_equal(flow_bytes(records, kind, "bytes_in"), getattr(share, f"{name}_in"))
+        np.testing.assert_array_equal(flow_bytes(records, kind, "bytes_out"), getattr(share, f"{name}_out"))
+    assert share.pull_in.sum() > 0 and share.sample_in.sum() > 0
+
+
+def test_two_machines_ask_for_the_bytes_that_were_counted_without_them(parts: Path, tmp_path: Path) -> None:
+    ranks = run_ranks(TRAINER, [1, 1], parts, 0, "[]", tmp_path, timeout=120)
+    counted = count_shares(parts, JOB, trainers=2, num_batches=NUM_BATCHES)
+    runs = of_runs([rank.stdout for rank in ranks])
+    assert [share.home for share in counted.shares] == [(0,), (1,)]
+    for share, records in zip(counted.shares, runs, strict=True):
+        assert_same_bytes(share.at_home(), records)
+    check_profile_of_traces(parts, [tmp_path / "rank1.json", tmp_path / "rank0.json"], counted.shares)
+
+
+def check_profile_of_traces(parts: Path, traces: list[Path], counted: Sequence[ShareProfile]) -> None:
+    """What the run has saved is a profile: flows to the other machine are those that were counted without a run."""
+    profile = profile_of_traces(parts, traces)
+    assert profile.source == "run" and profile.num_parts == 2
+    for measured, share in zip(profile.shares, counted, strict=True):
+        assert measured.home == share.home
+        assert measured.num_batches == NUM_BATCHES - 1  # the loop was left at the last one
+        for name in ("sample_in", "pull_in", "sample_out", "pull_out"):
+            np.testing.assert_array_equal(
+                getattr(measured.at_home(), name), getattr(share.at_home(), name)[: NUM_BATCHES - 1]
+            )
+        np.testing.assert_allclose(measured.rows.sum(1), share.rows.sum(1)[: NUM_BATCHES - 1], rtol=0.35)
+        assert (measured.serving.sum(1) > 0).all() and (measured.sampling > 0).all() and (measured.fetching > 0).all()
+    with pytest.raises(ValueError, match=r"the run had ranks 0 to 1, and there are traces of \[1\]"):
+        profile_of_traces(parts, traces[:1])
+    told = json.loads(traces[0].read_text())
+    traces[0].write_text(json.dumps({**told, "records": []}))
+    with pytest.raises(ValueError, match=r"rank1.json: it has no batch that was trained on"):
+        profile_of_traces(parts, traces)
+    traces[0].write_text(json.dumps({**told, "parts_digest": 7}))
+    with pytest.raises(ValueError, match="is of parts with the digest 00000007"):
+        profile_of_traces(parts, traces)
+    traces[0].write_text("{}")
+    with pytest.raises(ValueError, match="it is no trace of a run"):
+        profile_of_traces(parts, traces)
+
+
+def test_trainers_without_a_part_ask_for_the_bytes_that_were_counted(parts: Path) -> None:
+    servers = [GraphServer(part, alone=True) for part in range(2)]
+    try:
+        endpoints = []
+        for part, server in enumerate(servers):
+            endpoints.append(server.start()[0])
+            server.open(str(parts), [part])
+        ranks = run_ranks(TRAINER, [2], parts, 0, json.dumps(endpoints), timeout=120)
+    finally:
+        for server in servers:
+            server.close()
+    counted = count_shares(parts, JOB, trainers=2, num_batches=NUM_BATCHES)
+    for share, records in zip(counted.shares, of_runs([rank.stdout for rank in ranks]), strict=True):
+        assert_same_bytes(share, records)
+
+
+def test_a_loader_with_threads_asks_for_about_what_a_full_pipeline_does(parts: Path) -> None:
+    """Which batches are in flight together depends on when threads run: more where rows come late."""
+    ranks = run_ranks(TRAINER, [1, 1], parts, 3, "[]", timeout=120)
+    full = count_shares(parts, replace(JOB, num_threads=3), trainers=2, num_batches=NUM_BATCHES)
+    alone = count_shares(parts, JOB, trainers=2, num_batches=NUM_BATCHES)
+    assert (full.ahead, alone.ahead) == (
+        8,
+        0,
+    )  # three with threads that sample, two behind them, one fetched, two ready
+    for number, records in enumerate(of_runs([rank.stdout for rank in ranks])):
+        least, most = full.shares[number].at_home(), alone.shares[number].at_home()
+        np.testing.assert_array_equal(flow_bytes(records, "SAMPLE", "bytes_in"), least.sample_in)
+        asked = flow_bytes(records, "PULL", "bytes_in").sum()
+        assert 0.9 * least.pull_in.sum() <= asked <= 1.02 * most.pull_in.sum()
