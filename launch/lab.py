@@ -64,7 +64,7 @@ def describe(options: argparse.Namespace) -> int:
 
 def run(options: argparse.Namespace) -> int:
     lab = Lab.attach(chosen(options.lab))
-    results = lab.run(rest(options.args), timeout=options.timeout, check=False, heard=say)
+    results = lab.run(rest(options.args), timeout=options.timeout, check=False, heard=say, plan=options.plan)
     return summary(results)
 
 
@@ -194,6 +194,8 @@ def parser() -> argparse.ArgumentParser:
         made = command(name, do, text)
         if name == "exec":
             made.add_argument("host", type=int)
+        else:
+            made.add_argument("--plan", metavar="FILE", help="hosts, ranks and parts of a plan (docs/launch.md)")
         made.add_argument("--timeout", type=float, default=3600.0, help="seconds until everything is killed")
         made.add_argument("args", nargs=argparse.REMAINDER, metavar="-- ARGS")
     made = command("ssh", ssh, "what `gnnsys launch --ssh 'python launch/lab.py ssh'` calls")

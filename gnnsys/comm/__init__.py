@@ -1,6 +1,6 @@
 """Messages between the processes of a job: what they look like, who answers them, and who may."""
 
-from gnnsys.comm.address import agree_on_address, endpoint, interface_of, is_loopback, resolve
+from gnnsys.comm.address import LOOPBACK, agree_on_address, endpoint, find_address, interface_of, is_loopback, resolve
 from gnnsys.comm.arrays import CODE_OF, DTYPE_OF, DTYPES, FRAME_BYTES, INLINE_BELOW, export_array
 from gnnsys.comm.bounded_store import BoundedStore
 from gnnsys.comm.child_lifetime import close_in_forks, end_with_parent
@@ -48,6 +48,7 @@ __all__ = [
     "FRAME_BYTES",
     "HEADER_BYTES",
     "INLINE_BELOW",
+    "LOOPBACK",
     "Accounts",
     "BatchLoop",
     "BoundedStore",
@@ -93,6 +94,7 @@ __all__ = [
     "end_with_parent",
     "endpoint",
     "export_array",
+    "find_address",
     "interface_of",
     "is_loopback",
     "join",

@@ -36,6 +36,9 @@ class Kind(IntEnum):
     GUIDE = 39
     SHARES = 40
 
+    LOADER = 48
+    BATCH = 49
+
 
 CONTROL = "control"
 BULK = "bulk"
@@ -53,6 +56,7 @@ _CONTROL_KINDS = frozenset(
         Kind.DESCRIBE,
         Kind.PREPARE,
         Kind.GUIDE,
+        Kind.LOADER,
     )
 )
 
@@ -64,8 +68,11 @@ def traffic_class(kind: int) -> str:
 
 # What changes nothing at the peer, so that it does not matter which of two comes first.
 _SPREAD_KINDS = frozenset(
-    (Kind.PULL, Kind.SAMPLE, Kind.FIND_EDGES, Kind.EDGE_ENDS, Kind.SELECT, Kind.VISITS, Kind.INDUCED, Kind.SHARES)
-)
+    (
+        Kind.PULL, Kind.SAMPLE, Kind.FIND_EDGES, Kind.EDGE_ENDS, Kind.SELECT, Kind.VISITS, Kind.INDUCED, Kind.SHARES,
+        Kind.BATCH,
+    )
+)  # fmt: skip
 
 
 def is_spread(kind: int) -> bool:

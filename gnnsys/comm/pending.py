@@ -123,9 +123,12 @@ class Pending:
         """What `arrival` returned, read."""
         return wire.read_message(*arrival, self._limits)
 
-    def chunks(self) -> Iterator[Message]:
-        """The messages of a reply in the order of arrival, each as soon as it is there; once, by one thread."""
-        return self._receive(None)
+    def chunks(self, timeout: float | None = None) -> Iterator[Message]:
+        """The messages of a reply in the order of arrival, each as soon as it is there; once, by one thread.
+
+        TimeoutError where all of them have not come within `timeout` seconds; what has not is then let go.
+        """
+        return self._receive(None if timeout is None else time.monotonic() + timeout)
 
     # Whoever reads the socket
 

@@ -20,14 +20,18 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from gnnsys.lab import control_groups, state
 from gnnsys.lab.command import Command, Result
 from gnnsys.lab.network import KEEP, HostTraffic, Network, address, hosts_file, parse_rate
 from gnnsys.observe import UNLIMITED, num_usable_cores, parse_size
 
+if TYPE_CHECKING:
+    from gnnsys.launch import LaunchPlan
+
 START_SECONDS = 60.0
+PLAN = "GNNSYS_PLAN"  # by which `gnnsys.open` finds a plan
 GRACE_SECONDS = 30.0  # that hosts have to notice that another one has failed
 _TRIAL = (
     "ip link add name lab0 type bridge && ip link add name lab1 type veth peer name lab2 "
@@ -354,27 +358,62 @@ class Lab:
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
         heard: Callable[[int, str], None] | None = None,
+        plan: str | os.PathLike[str] | LaunchPlan | None = None,
     ) -> list[Result]:
         """torchrun with these arguments on every host (or some), meeting at the first; results in their order.
 
+        `plan`: says which hosts, how many ranks on each, and, to `gnnsys.open`, who serves which part.
         When one host fails the others have `GRACE_SECONDS` to notice. RuntimeError if any fails, unless not `check`.
         """
         chosen = list(hosts or self.hosts)
+        own_args: list[list[str]] = [[] for _ in chosen]
+        planned: dict[str, str] = {}
+        assisting: list[int] = []  # hosts without ranks
+        if plan is not None:
+            if hosts is not None or any(arg.startswith(("--nproc-per-node", "--nproc_per_node")) for arg in args):
+                raise ValueError("the plan says which hosts take part and how many ranks each has: leave both away")
+            chosen, own_args, planned, assisting = self._planned(plan)
         self._num_runs += 1
         meeting = f"{self.names[self._check(chosen[0]) - 1]}:{29400 + secrets.randbelow(2000)}"
         torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={len(chosen)}"]
         torchrun += ["--rdzv-backend=c10d", f"--rdzv-endpoint={meeting}", f"--rdzv-id={self.id}-{self._num_runs}"]
         # Without the second a group that was restarted reads the keys of the one before it.
-        own = {"PYTHONUNBUFFERED": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", **(env or {})}
+        own = {"PYTHONUNBUFFERED": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", **planned, **(env or {})}
         started: list[Command] = []
+        assistants: list[Command] = []
         try:
-            for host in chosen:
+            for host in assisting:
                 listen = None if heard is None else partial(heard, host)
-                self.start(host, [*torchrun, *args], env=own, cwd=cwd, heard=listen, known=started)
+                command = [sys.executable, "-m", "gnnsys.cli", "assist"]
+                self.start(host, command, env=own, cwd=cwd, heard=listen, known=assistants)
+            for host, more in zip(chosen, own_args, strict=True):
+                listen = None if heard is None else partial(heard, host)
+                self.start(host, [*torchrun, *more, *args], env=own, cwd=cwd, heard=listen, known=started)
             return wait_all(started, timeout, check=check)
         finally:
-            for command in started:
-                command.kill()
+            for each in [*started, *assistants]:
+                each.kill()
+
+    def _planned(
+        self, plan: str | os.PathLike[str] | LaunchPlan
+    ) -> tuple[list[int], list[list[str]], dict[str, str], list[int]]:
+        """Hosts with ranks of a plan, what torchrun is told on each, what all are told, and the hosts without ranks."""
+        from gnnsys.comm import endpoint  # imports torch
+        from gnnsys.launch import read_plan
+        from gnnsys.session import ASSISTANTS, Assistants
+
+        made = read_plan(plan) if isinstance(plan, (str, os.PathLike)) else plan
+        if unknown := [host.name for host in made.hosts if host.name not in self.names]:
+            raise ValueError(f"the plan has host {unknown[0]}, the lab has {', '.join(self.names)}")
+        chosen = [self.names.index(host.name) + 1 for host in made.hosts_with_ranks]
+        words = [[f"--nproc-per-node={host.num_ranks}"] for host in made.hosts_with_ranks]
+        told = {PLAN: made.line_for_ranks()}
+        assisting = [self.names.index(host.name) + 1 for host in made.hosts if not host.num_ranks]
+        if assisting:
+            port = 31400 + secrets.randbelow(2000)
+            endpoints = {self.names[host - 1]: endpoint(self.address(host), port) for host in assisting}
+            told[ASSISTANTS] = Assistants.with_new_key(endpoints).text()
+        return chosen, words, told, assisting
 
     def _check(self, host: int) -> int:
         if host not in self.hosts:

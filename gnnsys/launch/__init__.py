@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from gnnsys.launch.host_group import EXIT_HOST_LOST, EXIT_NOT_STARTED, HostGroup, LaunchOptions
     from gnnsys.launch.hosts import Host, local_hosts, read_hosts
     from gnnsys.launch.kubernetes import PodOptions, manifest_text, pytorch_job, train_job
-    from gnnsys.launch.launch_plan import LaunchPlan, PlannedHost, read_plan
     from gnnsys.launch.launcher import Launcher
     from gnnsys.launch.local_facts import host_facts, source_digest, versions
     from gnnsys.launch.network_probe import LinkSpeed, ProbeServer, measure_link
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
     from gnnsys.launch.preflight import Checks, Finding, judge_host, judge_versions
     from gnnsys.launch.push import Pushed, PushOptions, push_parts
     from gnnsys.launch.slurm import SRUN, SlurmOptions, batch_file, in_allocation, slurm_hosts, submit
+    from gnnsys.planning import LaunchPlan, PlannedHost
+    from gnnsys.planning import read_launch_plan as read_plan
 
 __all__ = [
     "EXIT_HOST_LOST",
@@ -77,10 +78,8 @@ _MODULE_OF = {
     "HostGroup": "host_group",
     "HostLost": "channel",
     "LaunchOptions": "host_group",
-    "LaunchPlan": "launch_plan",
     "Launcher": "launcher",
     "LinkSpeed": "network_probe",
-    "PlannedHost": "launch_plan",
     "PodOptions": "kubernetes",
     "ProbeServer": "network_probe",
     "PushOptions": "push",
@@ -102,16 +101,18 @@ _MODULE_OF = {
     "pytorch_job": "kubernetes",
     "read_hosts": "hosts",
     "read_listing": "part_files",
-    "read_plan": "launch_plan",
     "slurm_hosts": "slurm",
     "source_digest": "local_facts",
     "submit": "slurm",
     "train_job": "kubernetes",
     "versions": "local_facts",
 }
+_OF_PLANNING = {"LaunchPlan": "LaunchPlan", "PlannedHost": "PlannedHost", "read_plan": "read_launch_plan"}
 
 
 def __getattr__(name: str) -> Any:
+    if name in _OF_PLANNING:
+        return getattr(importlib.import_module("gnnsys.planning"), _OF_PLANNING[name])
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'gnnsys.launch' has no attribute {name!r}")
     return getattr(importlib.import_module(f"gnnsys.launch.{_MODULE_OF[name]}"), name)

@@ -38,6 +38,12 @@ LAST_WORDS_SECONDS = 1.0  # for what an agent says before it ends
 FIRST_PATIENCE = 60.0  # seconds without a word before the launcher has said how long to wait
 
 
+def assist_command() -> list[str]:
+    """What a host without ranks runs; modules of the working directory come last, as everywhere in this room."""
+    call = "from gnnsys.session import run_assistant; sys.exit(run_assistant())"
+    return [sys.executable, "-c", f"import sys; sys.path.sort(key=''.__eq__); {call}"]
+
+
 def torchrun_command(folder: str, grace: float, arguments: list[str]) -> list[str]:
     call = "sys.exit(main(sys.argv[1], float(sys.argv[2]), sys.argv[3:]))"
     return [sys.executable, "-c", program_of("torchrun", call), folder, str(grace), *arguments]
@@ -141,14 +147,14 @@ class HostJob:
     """torchrun on this host, kept by a process of its own (`process_keeper.py`)."""
 
     def __init__(
-        self, arguments: list[str], env: dict[str, str], grace: float, launch: str, outbox: MessageOutbox
+        self, arguments: list[str] | None, env: dict[str, str], grace: float, launch: str, outbox: MessageOutbox
     ) -> None:
         self._outbox = outbox
         remove_stale_folders()
         self._folder, lock = make_folder(launch)
         self._report = Path(self._folder, REPORT)
         keeper = [sys.executable, "-I", "-S", str(Path(__file__).with_name("process_keeper.py")), str(grace)]
-        command = torchrun_command(self._folder, grace, arguments)
+        command = assist_command() if arguments is None else torchrun_command(self._folder, grace, arguments)
         try:
             self._process = subprocess.Popen(
                 [*keeper, self._folder, *command],
@@ -283,7 +289,10 @@ class Agent:
         has_script = script is None or os.path.isfile(script)
         return {**(host_facts() if facts else {}), "has_script": has_script, "pid": os.getpid()}
 
-    def _start(self, arguments: list[str], env: dict[str, str], grace: float, launch: str = "") -> dict[str, int]:
+    def _start(
+        self, arguments: list[str] | None, env: dict[str, str], grace: float, launch: str = ""
+    ) -> dict[str, int]:
+        """`arguments` are torchrun's; None: this host assists."""
         if self._job is not None:
             raise ValueError("this agent has a job already")
         self._job = HostJob(arguments, env, grace, launch, self._outbox)

@@ -36,7 +36,7 @@ FOLLOW_SECONDS = 3.0  # that other hosts have to fail by themselves once one has
 class LaunchOptions:
     """How a job is launched. Seconds: `lost_after` of silence a host counts as dead, `grace` to end after SIGTERM,
     `connect_timeout` for ssh, `wait_for_hosts` until a lost host must be back. `ssh` None: agents run here.
-    `parts_digest`: of the manifest whose parts hosts are told to serve; None: any."""
+    `parts_digest`: of the manifest whose parts hosts are told to serve; None: any. `plan`: for `gnnsys.open`."""
 
     ssh: tuple[str, ...] | None = ("ssh",)
     restarts: int = 0
@@ -47,6 +47,7 @@ class LaunchOptions:
     env: Mapping[str, str] = field(default_factory=dict)
     is_module: bool = False
     parts_digest: int | None = None
+    plan: str | None = None
 
     def __post_init__(self) -> None:
         if self.restarts < 0:
@@ -199,13 +200,14 @@ class HostGroup:
         job, first = secrets.token_hex(4), self._channels[0].host
         try:
             asked = []
+            told = self._assistants(ready)
             for number, channel in enumerate(self._channels):
-                place = torchrun_options(len(self._channels), number, ready.num_ranks[number], first, ready.port)
+                place = torchrun_options(self._num_with_ranks, number, ready.num_ranks[number], first, ready.port)
                 arguments = [*place, f"--rdzv-id={job}", *script_words(self._options, command)]
-                env = rank_env(channel.host, self._options)
+                env = rank_env(channel.host, self._options) | told
                 self._started.add(channel.host.name)
-                grace, launch = self._options.grace, self._launch
-                asked.append(channel.ask("start", arguments=arguments, env=env, grace=grace, launch=launch))
+                own = {"arguments": None if channel.host.assists else arguments, "env": env}
+                asked.append(channel.ask("start", **own, grace=self._options.grace, launch=self._launch))
             refused = [why for why in map(self._refusal, self._channels, asked) if why is not None]
         except HostLost as error:
             return self._lost(f"{error.host.name} was lost: {error.why.removeprefix('lost: ')}")
@@ -213,6 +215,21 @@ class HostGroup:
             self.stop()
             return GroupEnd(EXIT_NOT_STARTED, refused=refused[0], may_restart=False)
         return self._watch()
+
+    @property
+    def _num_with_ranks(self) -> int:
+        return sum(not channel.host.assists for channel in self._channels)
+
+    def _assistants(self, ready: Ready) -> dict[str, str]:
+        """What all are told of hosts without ranks: where these listen, and the key of this life of the job."""
+        hosts = [(each.host, port) for each, port in zip(self._channels, ready.ports, strict=True) if each.host.assists]
+        if not hosts:
+            return {}
+        from gnnsys.comm import endpoint  # imports torch
+        from gnnsys.session import ASSISTANTS, Assistants
+
+        endpoints = {host.name: endpoint(host.address, port) for host, port in hosts}
+        return {ASSISTANTS: Assistants.with_new_key(endpoints).text()}
 
     def _refusal(self, channel: AgentChannel, start: Future[Any]) -> str | None:
         try:
@@ -224,7 +241,8 @@ class HostGroup:
 
     def _watch(self) -> GroupEnd:
         follow: float | None = None  # until when the other hosts may fail by themselves
-        while len(self._ended) < len(self._channels):
+        with_ranks = {channel.host.name for channel in self._channels if not channel.host.assists}
+        while not with_ranks <= self._ended.keys():
             if silent := self._silent():
                 return self._lost(silent)
             if follow is not None and time.monotonic() >= follow:
@@ -271,7 +289,8 @@ class HostGroup:
             self._failures.append(RankFailure(host.name, each["rank"], each["local_rank"], each["code"], at))
 
     def _outcome(self) -> GroupEnd:
-        if all(code == 0 for code in self._ended.values()) and len(self._ended) == len(self._channels):
+        names = [channel.host.name for channel in self._channels if not channel.host.assists]
+        if all(self._ended.get(name) == 0 for name in names):  # the others were told to end
             return GroupEnd(0)
         if not self._failures:
             code = next((code for code in self._ended.values() if code), 1)
@@ -343,11 +362,13 @@ def script_words(options: LaunchOptions, command: Sequence[str]) -> list[str]:
 
 
 def rank_env(host: Host, options: LaunchOptions) -> dict[str, str]:
-    """Variables of a host's ranks, beside torchrun's own. `gnnsys.open` heeds the parts."""
+    """Variables of a host's ranks, beside torchrun's own. `gnnsys.open` heeds the parts and the plan."""
     env = {"GNNSYS_LAUNCH_HOST": host.name}
     if host.parts is not None:
         scope = "" if options.parts_digest is None else f"{options.parts_digest:08x}:"
         env["GNNSYS_SERVE_PARTS"] = scope + ",".join(map(str, host.parts))
+    if options.plan is not None:
+        env["GNNSYS_PLAN"] = options.plan
     return {**env, **options.env}
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from gnnsys.observe import parse_size
+from gnnsys.observe import parse_size, unique_keys
 
 _NAME = re.compile(r"(?:::)?[A-Za-z0-9](?:[A-Za-z0-9._:-]*[A-Za-z0-9])?")  # a name, an IPv4 or an IPv6 address
 _TOP_KEYS = ("hosts", "defaults")
@@ -28,7 +28,7 @@ class Host:
 
     `slots` are the ranks that it runs: its GPUs where 0, and one without any. `gpus` and `memory` (bytes) are what it
     must have. `python` and `workdir` are paths on that host. `parts` are those that it serves; None: decided by what it
-    has on its disk.
+    has on its disk. One that `assists` runs no rank: it serves parts, or makes batches for ranks elsewhere.
     """
 
     name: str
@@ -41,6 +41,7 @@ class Host:
     python: str = sys.executable
     workdir: str = ""
     parts: tuple[int, ...] | None = None
+    assists: bool = False
 
     def __post_init__(self) -> None:
         if not self.address:
@@ -61,10 +62,12 @@ class Host:
 
     def num_ranks(self, num_gpus: int) -> int:
         """Ranks that it runs where `num_gpus` were found on it."""
+        if self.assists:
+            return 0
         return self.slots or (num_gpus if self.gpus is None else self.gpus) or 1
 
 
-KEYS = tuple(field.name for field in fields(Host))
+KEYS = tuple(field.name for field in fields(Host) if field.name != "assists")  # which a plan says
 
 
 def read_hosts(path: str | os.PathLike[str]) -> list[Host]:
@@ -135,14 +138,6 @@ def _load(file: Path, text: str) -> Any:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ValueError(f"{file} is no YAML: {' '.join(str(error).split())}") from None
-
-
-def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """For json.loads: a key that is there twice is a mistake, not the last of both."""
-    for number, (key, _) in enumerate(pairs):
-        if any(key == other for other, _ in pairs[:number]):
-            raise ValueError(f"{key!r} is there twice")
-    return dict(pairs)
 
 
 def _described(file: Path, value: Any) -> list[tuple[str, dict[str, Any]]]:

@@ -113,6 +113,7 @@ class Ready:
     facts: dict[str, Facts] = field(default_factory=dict)
     num_ranks: list[int] = field(default_factory=list)
     port: int = 0
+    ports: list[int] = field(default_factory=list)  # that were free on each host
     checkpoint: str | None = None
 
     @property
@@ -161,6 +162,7 @@ class Preflight:
                 remedy = f"let hosts connect to each other in the firewall, or set address for {name}"
                 ready.findings.append(Finding(channel.host.name, problem, remedy))
         self._ask("close_ports", lambda _: {}, ready)
+        ready.ports = [int(port) for port in ports]
         return int(ports[0])
 
     def _parts(self, ready: Ready) -> None:

@@ -1,8 +1,12 @@
 """Loaders, on a graph in memory or spread over machines, and the batches they yield."""
 
 from gnnsys.loader.batch import Batch, TypeValues
+from gnnsys.loader.batch_message import WantedBatch
 from gnnsys.loader.batch_negatives import InBatchNegatives, JointNegatives
+from gnnsys.loader.batch_service import BatchMaker, BatchService
+from gnnsys.loader.batches_elsewhere import SamplerPeers
 from gnnsys.loader.default_threads import LoadingWork, default_num_threads
+from gnnsys.loader.described_loader import DescribedLoader
 from gnnsys.loader.device_copy import resolve
 from gnnsys.loader.fetch import Fetch, Names
 from gnnsys.loader.given_links import edge_index_of, named_links, resolve_inputs
@@ -35,8 +39,11 @@ __all__ = [
     "NAME",
     "Batch",
     "BatchInTurn",
+    "BatchMaker",
     "BatchNumbers",
+    "BatchService",
     "DegreeNegatives",
+    "DescribedLoader",
     "Drawn",
     "EdgeInputs",
     "Exclusion",
@@ -64,6 +71,7 @@ __all__ = [
     "PipelineOptions",
     "RunTrace",
     "Sampled",
+    "SamplerPeers",
     "Schedule",
     "ScoredNegatives",
     "Store",
@@ -71,6 +79,7 @@ __all__ = [
     "Ticket",
     "TypeValues",
     "UniformNegatives",
+    "WantedBatch",
     "check_link_weights",
     "check_made_of",
     "check_sampling",

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from gnnsys.loader.batches_elsewhere import AskedBatch, BatchesElsewhere
 from gnnsys.loader.fetch import Fetch
 from gnnsys.loader.first_products import FirstProducts
 from gnnsys.loader.first_sums import FirstSums
@@ -25,10 +26,12 @@ from gnnsys.sampling import AnyGraph, Sampler
 def batch_stages(
     graph: AnyGraph, schedule: Schedule, sample: Callable[[Ticket, Tensor], Sampled], fetch: Fetch,
     ahead: FirstSums | FirstProducts | None, *, trace: Trace | None, device_name: str, sampler: Sampler | None,
+    elsewhere: BatchesElsewhere | None = None,
 ) -> list[Stage]:  # fmt: skip
     """Schedule, sample, fetch and compact; `ahead` makes what the first layer takes, before rows are fetched.
 
-    With `trace` every batch leaves a record. `sampler` chooses the columns that are read, where it does.
+    With `trace` every batch leaves a record. `sampler` chooses the columns that are read, where it does. `elsewhere` has
+    batches sampled and fetched by other processes.
     """
 
     def choose(ticket: Ticket) -> Inputs:
@@ -41,7 +44,9 @@ def batch_stages(
         return Inputs(ticket, chosen, record)
 
     def sample_inputs(inputs: Inputs) -> Sampled:
-        sampled = sample(inputs.ticket, inputs.chosen)
+        return described(inputs, sample(inputs.ticket, inputs.chosen))
+
+    def described(inputs: Inputs, sampled: Sampled) -> Sampled:
         sampled.position = max(-1, schedule.position(inputs.ticket))
         if sampler is not None:
             sampled.columns = sampler.columns_at(inputs.ticket)
@@ -54,9 +59,16 @@ def batch_stages(
         return run if trace is None else partial(_note_cpu, name, run)
 
     begin = None if fetch.is_in_memory else timed("fetch", fetch.begin)
+    sampling = Stage("sample", timed("sample", sample_inputs), threads=0)
+    if elsewhere is not None:
+
+        def take(asked: AskedBatch) -> Sampled:
+            return described(asked.inputs, elsewhere.take(asked))
+
+        sampling = Stage("sample", timed("sample", take), threads=0, begin=elsewhere.ask, counts=elsewhere.counts)
     return [
         Stage("schedule", choose, threads=0),
-        Stage("sample", timed("sample", sample_inputs), threads=0),
+        sampling,
         *([] if ahead is None else [Stage("aggregate", ahead.run, threads=0)]),
         Stage("fetch", timed("fetch", fetch.finish), threads=0, begin=begin, counts=fetch.counts),
         Stage("compact", timed("compact", Compact(graph)), threads=0),

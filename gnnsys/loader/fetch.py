@@ -118,6 +118,15 @@ class Fetch:
         """The same of every type."""
         return {key: self.names(key) for key in self._arrays}
 
+    def source(self, key: AnyType, name: str) -> Source:
+        """Where the rows of an array come from; KeyError where batches have no such array."""
+        return {array.name: array.source for array in self._own[key]}[name]
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Memory for rows of a batch, of the pool that it is prepared with."""
+        buffers: RowBuffers = self._of_reads["buffers"]
+        return buffers.empty(shape, dtype)
+
     def row_bytes(self) -> int:
         """Of a node: of all arrays of nodes, whatever their type."""
         arrays = [array for key, found in self._own.items() if isinstance(key, str) for array in found]
@@ -137,6 +146,8 @@ class Fetch:
 
     def begin(self, sampled: Sampled) -> Sampled:
         """Begins a read of every array, and sends the requests for what is not in this process's memory."""
+        if sampled.rows:  # they came with the structure
+            return sampled
         context = ReadContext(batch=sampled.position, **self._of_reads)
         reads = [
             _Reading(key, array, self._begin(key, number, _wanted(sampled, key, array, ids), sampled.columns, context))
@@ -174,6 +185,8 @@ class Fetch:
 
     def finish(self, sampled: Sampled) -> Sampled:
         """Gathers what is in memory, while the rest arrives; then waits for the rest."""
+        if sampled.rows:
+            return sampled
         if sampled.pending is None:
             self.begin(sampled)
         begun: _Reads = sampled.pending

@@ -34,6 +34,7 @@ class StageLayout:
     fetch_threads: int = 1  # that wait for rows, where these come over a network
     native_threads: int = 1  # of each loading thread, where it makes sums for a device
     group_bytes: int | None = None
+    asks_ahead: int = 0  # batches that others are asked for before they are needed
 
     def __post_init__(self) -> None:
         check_count("num_threads", self.num_threads, 0)
@@ -117,7 +118,9 @@ class StageLayout:
             is_last = number == len(stages) - 1
             before_user = not is_last and stages[number + 1].name in user_names and not stages[number + 1].is_inline
             threads, depth = 0, self.prefetch
-            if stage.name == "sample" and (self.waits or self.options.group):
+            if stage.name == "schedule" and self.asks_ahead:  # its thread asks, as it brings batches to be sampled
+                threads, depth = 1, self.asks_ahead
+            elif stage.name == "sample" and (self.waits or self.options.group):
                 threads, depth = self.num_threads, self.sample_depth
             elif is_last or before_user:
                 is_sampled = any(s.name == "sample" and not s.is_inline for s in out)

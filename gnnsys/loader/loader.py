@@ -16,6 +16,7 @@ from gnnsys.graph import Graph, IdsLike, as_ids
 from gnnsys.loader.batch import Batch
 from gnnsys.loader.batch_memory import room_for_groups
 from gnnsys.loader.batch_stages import batch_stages
+from gnnsys.loader.batches_elsewhere import BatchesElsewhere
 from gnnsys.loader.default_threads import LoadingWork, SumThreads, default_fetch_threads, default_num_threads
 from gnnsys.loader.device_copy import DeviceCopy, resolve, sampled_on
 from gnnsys.loader.fetch import Fetch, Names
@@ -79,6 +80,7 @@ class Loader(Resumable):
         sums: FirstSums | None = None,
         products: FirstProducts | None = None,
         by_host: bool = False,
+        elsewhere: Callable[[Fetch], BatchesElsewhere | None] | None = None,
     ) -> None:
         self._of_this_process = OfThisProcess(type(self).__name__)
         options = PipelineOptions() if pipeline is None else pipeline
@@ -93,7 +95,8 @@ class Loader(Resumable):
         by_device = target if on_device else None
         self._fetch = Fetch(graph, names=fetch, wire_dtype=wire_dtype, policy=options.policy, device=by_device)
         check_names_free(self._fetch.all_names(), own_names, graph.is_homogeneous)
-        waits = self._fetch.waits or getattr(graph, "is_remote", False)
+        self._elsewhere = None if elsewhere is None else elsewhere(self._fetch)
+        waits = self._fetch.waits or getattr(graph, "is_remote", False) or self._elsewhere is not None
         check_user_stages(stages)
         fetch_threads = 1
         if num_threads is None:
@@ -112,6 +115,7 @@ class Loader(Resumable):
             num_threads=num_threads, prefetch=prefetch, waits=waits, options=options, on_device=on_device,
             fetch_threads=fetch_threads, native_threads=SumThreads.here().each if sums is not None and on_device else 1,
             group_bytes=room_for_groups(by_device) if options.group else None,
+            asks_ahead=0 if self._elsewhere is None else self._elsewhere.num_ahead,
         )  # fmt: skip
         self.num_ahead = layout.num_ahead  # batches on the network besides the one whose turn it is
         self.num_under_way = layout.num_under_way  # the same, and those that wait to be trained on
@@ -131,6 +135,7 @@ class Loader(Resumable):
         made = batch_stages(
             graph, schedule, sample, self._fetch, products if sums is None else sums, trace=self._trace,
             device_name=str(target or "cpu"), sampler=sampler if isinstance(sampler, Sampler) else None,
+            elsewhere=self._elsewhere,
         )  # fmt: skip
         self._stages = layout.arrange(made, transform, stages, self._copy)
         if products is not None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,12 +12,15 @@ from torch import Tensor, nn
 from gnnsys.graph import Graph, NodeType, check_ours
 from gnnsys.loader.batch import Batch
 from gnnsys.loader.batch_memory import NumNeighbors, promise_batches
+from gnnsys.loader.batches_elsewhere import BatchesElsewhere, SamplerPeers, undescribable, unreadable
+from gnnsys.loader.described_loader import DescribedLoader
 from gnnsys.loader.device_copy import resolve, sampled_on
-from gnnsys.loader.fetch import Names
+from gnnsys.loader.fetch import Fetch, Names
 from gnnsys.loader.first_batch import FirstBatch, products_for, sums_for
 from gnnsys.loader.first_products import FirstProducts, check_staleness
 from gnnsys.loader.first_sums import FirstSums
-from gnnsys.loader.identity import Identity
+from gnnsys.loader.identity import Identity, graph_identity
+from gnnsys.loader.layout import check_user_stages
 from gnnsys.loader.loader import Loader
 from gnnsys.loader.loader_guide import LoaderGuide, check_guide
 from gnnsys.loader.node_inputs import NodeInputs
@@ -33,6 +37,8 @@ from gnnsys.pipeline import Stage
 from gnnsys.planning import ExecutionPlan, Way
 from gnnsys.sampling import DistGraph, EdgeFilter, NeighborSampler, Sampler, batch_visits
 from gnnsys.seeds import InputIds, InputNodes
+
+_log = logging.getLogger(__name__)
 
 
 class NeighborLoader(Loader):
@@ -65,6 +71,9 @@ class NeighborLoader(Loader):
     `batch.x` has all rows for whoever asks, and the layer takes its sums; or whether the host multiplies rows by the
     first layer's weights, and only products go to the GPU. `staleness=k` lets these be made of the weights of k batches
     before, ahead of their step; 0 is exact.
+
+    `samplers`: whether batches are made by the samplers that `gnnsys.open` was given, or its plan has for this rank; by
+    default where they can be, True says why where they cannot. The batches are the same (docs/samplers_elsewhere.md).
 
     >>> loader = NeighborLoader(graph, [15, 10], input_nodes=train_ids, batch_size=1024, shuffle=True)
     >>> for batch in loader:
@@ -105,6 +114,7 @@ class NeighborLoader(Loader):
         execution: str | ExecutionPlan | None = None,
         model: nn.Module | None = None,
         staleness: int = 0,
+        samplers: bool | None = None,
         _way: Way | None = None,
     ) -> None:
         given = options_given(locals())
@@ -184,6 +194,20 @@ class NeighborLoader(Loader):
         if _way is not None and isinstance(products, str) and any(_way.products):
             raise ValueError(f"products of the first layer cannot be made by the host: {products}")
         ranks = inputs.ranks()
+        elsewhere: Callable[[Fetch], BatchesElsewhere | None] | None = None
+        if (samplers or (samplers is None and getattr(graph, "samplers", None) is not None)) and _way is None:
+            check_user_stages(stages)
+            policy = None if pipeline is None else pipeline.policy
+            own: dict[str, Any] = {
+                "sampler": sampler,
+                "guide": guide,
+                "execution": execution,
+                "pad": pad,
+                "wire_dtype": wire_dtype,
+            }
+            own |= {"policy": policy, "edge_mask": edge_mask}
+            why = undescribable(graph, target, where is not None, own, stages)
+            elsewhere = _Elsewhere(graph, samplers is True, why, num_neighbors, draws, sample, schedule)
         super().__init__(
             graph,
             schedule,
@@ -204,6 +228,7 @@ class NeighborLoader(Loader):
             sums=sums if execution is None and isinstance(sums, FirstSums) else None,
             products=products if execution is None and isinstance(products, FirstProducts) else None,
             by_host=is_by_both,
+            elsewhere=elsewhere,
         )
         if guide is not None:
             guide.watch(self._fetch.counts, self._identity.state)
@@ -217,6 +242,51 @@ class NeighborLoader(Loader):
                 execution, others, visits, is_told_threads=num_threads is not None, is_in_order=in_order, first=first,
                 sums=sums, products=products,
             )  # fmt: skip
+
+
+class _Elsewhere:
+    """Makes what asks samplers for a loader's batches, once it is known which rows these have; None where none can."""
+
+    def __init__(
+        self, graph: Graph | DistGraph, is_required: bool, why_not: str | None, num_neighbors: Any, draws: DrawOptions,
+        sample: Any, schedule: Schedule,
+    ) -> None:  # fmt: skip
+        self._graph, self._is_required, self._why_not = graph, is_required, why_not
+        self._num_neighbors, self._draws, self._sample, self._schedule = num_neighbors, draws, sample, schedule
+
+    def __call__(self, fetch: Fetch) -> BatchesElsewhere | None:
+        graph, why_not = self._graph, self._why_not
+        peers: SamplerPeers | None = getattr(graph, "samplers", None)
+        if peers is None:
+            why_not = why_not or "gnnsys.open was given none, by samplers=N or by a plan"
+        elif why_not is None:
+            why_not = unreadable(cast(DistGraph, graph), fetch)
+        if why_not is None and peers is not None:
+            return BatchesElsewhere(peers, self._described(fetch), self._sample, fetch, self._schedule)
+        if self._is_required:
+            raise ValueError(f"samplers elsewhere cannot make these batches: {why_not}")
+        if peers is not None:
+            _log.info("batches are made here, and not by samplers: %s", why_not)
+        return None
+
+    def _described(self, fetch: Fetch) -> DescribedLoader:
+        given, draws = self._num_neighbors, self._draws
+        by_type = isinstance(given, Mapping)
+        fanouts = [(tuple(t), tuple(counts)) for t, counts in given.items()] if by_type else list(given)
+        return DescribedLoader(
+            graph=graph_identity(self._graph),
+            seed=self._schedule.seed,
+            num_neighbors=tuple(fanouts),
+            names=tuple((key, tuple(names)) for key, names in fetch.all_names().items()),
+            replace=draws.replace,
+            subgraph_type=draws.subgraph_type,
+            disjoint=draws.has_trees,
+            temporal_strategy=draws.temporal_strategy,
+            time_attr=draws.time_attr,
+            weight_attr=draws.weight_attr,
+            expand=draws.expand,
+            edge_mask=cast("str | None", draws.edge_mask),
+        )
 
 
 class _Visits:

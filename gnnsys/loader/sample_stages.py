@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import EdgeType, Graph, NodeType
+from gnnsys.loader.batch_message import WantedBatch
 from gnnsys.loader.node_inputs import NodeInputs
 from gnnsys.loader.sampled import Sampled
 from gnnsys.loader.sampling_options import check_sampler
@@ -115,11 +116,21 @@ class SampleNodes:
             key=SampleKey(self._seed, ticket.epoch, ticket.batch),
             seed_time=None if times is None else {self._node_type: times},
         )
+        sample = shape_subgraph(sample, self._graph, self._subgraph_type)
+        return on_device(self.around(sample, chosen), self._device)
+
+    def wanted(self, ticket: Ticket, chosen: Tensor) -> WantedBatch:
+        """What another process needs to make the same sample. It reads the seeds' own times by itself."""
+        nodes, given = self._nodes[chosen], self._input_time
+        times = None if given is None else {self._node_type: given[chosen]}
+        return WantedBatch(ticket.epoch, ticket.batch, {self._node_type: nodes}, times)
+
+    def around(self, sample: Sample, chosen: Tensor) -> Sampled:
+        """The sample of these inputs, and what is known about its seeds."""
         values = _about_seeds(chosen)
         if self._input_time is not None:
-            values["seed_time"] = times
-        sample = shape_subgraph(sample, self._graph, self._subgraph_type)
-        return on_device(Sampled(sample, self._node_type, {self._node_type: values}), self._device)
+            values["seed_time"] = self._input_time[chosen]
+        return Sampled(sample, self._node_type, {self._node_type: values})
 
     def _times(self, chosen: Tensor, nodes: Tensor) -> Tensor | None:
         """The seeds' times: as given, or their own."""
@@ -158,11 +169,23 @@ class SampleTyped:
             times = {t: rows.cpu() for t, rows in zip(seeds, own, strict=True)}
         key = SampleKey(self._seed, ticket.epoch, ticket.batch)
         sample = self._sampler.sample(seeds, key=key, seed_time=times or None, tree=self._trees(seeds))
-        values: dict[NodeType | EdgeType, dict[str, Any]] = {t: _about_seeds(at) for t, at in by_type.items()}
-        for t in self._times:
-            values[t]["seed_time"] = times[t]
         sample = shape_subgraph(sample, self._graph, self._subgraph_type)
-        return on_device(Sampled(sample, "", values), self._device)
+        return on_device(self.around(sample, chosen), self._device)
+
+    def wanted(self, ticket: Ticket, chosen: Tensor) -> WantedBatch:
+        """What another process needs to make the same sample. It reads the seeds' own times by itself."""
+        by_type = self._nodes.by_type(chosen)
+        seeds = {t: self._nodes.ids[t][at] for t, at in by_type.items()}
+        times = {t: rows[by_type[t]] for t, rows in self._times.items()}
+        return WantedBatch(ticket.epoch, ticket.batch, seeds, times or None, self._trees(seeds))
+
+    def around(self, sample: Sample, chosen: Tensor) -> Sampled:
+        """The sample of these inputs, and what is known about its seeds."""
+        by_type = self._nodes.by_type(chosen)
+        values: dict[NodeType | EdgeType, dict[str, Any]] = {t: _about_seeds(at) for t, at in by_type.items()}
+        for t, rows in self._times.items():
+            values[t]["seed_time"] = rows[by_type[t]]
+        return Sampled(sample, "", values)
 
     def _trees(self, seeds: Mapping[NodeType, Tensor]) -> dict[NodeType, Tensor] | None:
         """Where trees are disjoint: numbered one type after the other."""

@@ -4,6 +4,7 @@ from gnnsys.observe.cores import num_local_ranks, num_usable_cores
 from gnnsys.observe.rates import UNLIMITED, bytes_per_second, format_rate
 from gnnsys.observe.sizes import format_size, parse_size
 from gnnsys.observe.trace import BatchFlow, BatchTrace, PassTrace, Span, Trace
+from gnnsys.observe.unique_keys import unique_keys
 
 __all__ = [
     "UNLIMITED",
@@ -18,4 +19,5 @@ __all__ = [
     "num_local_ranks",
     "num_usable_cores",
     "parse_size",
+    "unique_keys",
 ]

@@ -79,6 +79,7 @@ class DistGraph:
         self.cache_plan: dict[NodeType, ExpectedReads] | None = None  # what is expected of it, once it is filled
         self.cache_keeper: Any = None  # who fills the cache, and fills it anew
         self.loaders: weakref.WeakSet[Any] = weakref.WeakSet()  # of this graph: closed before a device lets go of it
+        self.samplers: Any = None  # processes that make batches for this rank, set by the session that opened the graph
         self.guide_numbers = itertools.count(1)
         self.guides: weakref.WeakSet[Any] = weakref.WeakSet()  # what explains models beside training on this graph
         self._tables: dict[str, DeviceTable] = {}

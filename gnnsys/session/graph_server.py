@@ -10,7 +10,7 @@ import os
 import select
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from gnnsys.graph import MANIFEST
 from gnnsys.observe import num_usable_cores
 from gnnsys.partition import open_parts
 from gnnsys.sampling import GraphService, PartMasks, graph_tables, part_rows
+from gnnsys.session.open_parts import survey
 from gnnsys.store import Life, Shard
 
 GRAPH_KINDS = (
@@ -33,7 +34,7 @@ class GraphServer:
 
     A server that stands on its own (`alone`) takes no OPEN and no STOP from clients, and saves and loads tables below
     `folder` only, or nowhere. `max_table_bytes`: see `Shard`; `is_reserved`, `bulk_port`: see `Server`; `io_threads`
-    follow from the cores where they are not said.
+    follow from the cores where they are not said. `on_open(path)` is called once parts are open; its answer is told.
     """
 
     def __init__(
@@ -51,7 +52,9 @@ class GraphServer:
         max_table_bytes: int | None = None,
         is_reserved: bool = False,
         bulk_port: int = 0,
+        on_open: Callable[[str], dict[str, Any]] | None = None,
     ) -> None:
+        self._on_open = on_open
         self.stopped = threading.Event()
         self._life = Life(machine, life, lost_after, self._silent_for)
         nowhere = Path(os.devnull) if alone else None
@@ -129,9 +132,12 @@ class GraphServer:
         options = request.options
         if options["path"] is None:
             self.shut()
-        else:
-            self.open(str(options["path"]), [int(part) for part in options["parts"]], verify=bool(options["verify"]))
-        return Reply()
+            return Reply()
+        path = str(options["path"])
+        if options.get("survey") is True:
+            return Reply(options=survey(path))
+        self.open(path, [int(part) for part in options["parts"]], verify=bool(options["verify"]))
+        return Reply(options=None if self._on_open is None else self._on_open(path))
 
     def _status(self, request: Request) -> Reply:
         load = self.server.load(without=(Kind.STATUS,))

@@ -19,6 +19,8 @@ from gnnsys.graph import MANIFEST
 from gnnsys.observe import num_usable_cores
 from gnnsys.partition import Parts, Placement, open_parts, part_folder, place_parts
 from gnnsys.sampling import DistGraph, graph_tables, part_rows
+from gnnsys.session.assistants import Assistants
+from gnnsys.session.planned_hosts import GivenPlan, find_plan, host_name, serve_by_plan
 from gnnsys.store import Policy, Shard, Store
 
 Remember = Callable[[str | None, Sequence[int]], None]
@@ -51,21 +53,24 @@ def open_in_group(
     remember: Remember,
     policy: Policy | None = None,
     place: str = "auto",
+    given_plan: GivenPlan = None,
+    assistants: Assistants | None = None,
 ) -> DistGraph:
     """The parts of all machines: those of this one mapped here, the others through their servers.
 
     `remember` is told the directory and the parts that this machine's server is to have open. `place` is where a device
-    is to find them, which all ranks say alike: else all would wait for the slowest.
+    is to find them, which all ranks say alike: else all would wait for the slowest. `given_plan`: see `find_plan`.
+    `assistants`: hosts without ranks, which serve parts where a plan says so.
     """
-    report = survey(path) if group.is_leader else None
-    reports = group.gather("open", [group.machine, report, str(path), place])
-    check_alike("place", [row[3] for row in reports])
-    by_machine = {machine: values for machine, values, *_ in reports if values is not None}
-    machine_of_part = plan([by_machine[machine] for machine in range(group.num_machines)], [row[2] for row in reports])
+    machine_of_part = decide(group, path, given_plan, place, assistants, client)
+    if max(machine_of_part, default=0) < group.num_machines and not _has_samplers(given_plan):
+        assistants = None  # nothing is asked of them
     here = [part for part, machine in enumerate(machine_of_part) if machine == group.machine]
     remember(str(Path(path).resolve()), here)
     try:
         _serve(group, client, path, here, verify=verify, timeout=timeout)
+        if assistants is not None:
+            _assist(group, client, path, machine_of_part, assistants, verify=verify, timeout=timeout)
         return _map(group, client, path, machine_of_part, here, timeout, policy)
     except ValueError:
         remember(None, ())
@@ -73,6 +78,56 @@ def open_in_group(
             with contextlib.suppress(CommError):  # every rank raises what went wrong first
                 client.request(group.machine, Kind.OPEN, options={"path": None}).result()
         raise
+
+
+def _has_samplers(given_plan: GivenPlan) -> bool:
+    planned = find_plan(given_plan)
+    return planned is not None and any(host.samplers for host in planned.hosts)
+
+
+def _assist(
+    group: Group, client: Client, path: str | os.PathLike[str], machine_of_part: list[int], assistants: Assistants, *,
+    verify: bool, timeout: float,
+) -> None:  # fmt: skip
+    """Has hosts without ranks open their parts and start their samplers; ValueError on every rank where one cannot."""
+    found: dict[str, list[str]] = {}
+    problem = None
+    if group.rank == 0:
+        found, problem = assistants.serve(client, group.num_machines, str(path), machine_of_part, verify, timeout)
+    group.agree("assisted", problem, timeout + group.timeout)
+    assistants.samplers = group.share("assisting", found)
+
+
+def decide(
+    group: Group, path: str | os.PathLike[str], given_plan: GivenPlan, place: str = "auto",
+    assistants: Assistants | None = None, client: Client | None = None,
+) -> list[int]:  # fmt: skip
+    """The machine of each part, the same on every rank: by the plan where there is one, else by the disks."""
+    report = survey(path) if group.is_leader else None
+    try:
+        planned, problem = find_plan(given_plan), None
+    except ValueError as error:
+        planned, problem = None, str(error)
+    text = None if planned is None else planned.line_for_ranks()
+    others: list[dict[str, Any]] = []
+    if assistants is not None and client is not None and planned is not None and group.rank == 0:
+        others = assistants.survey(client, group.num_machines, str(path))
+    told = group.gather("open", [group.machine, report, str(path), place, text, problem, host_name(), others])
+    check_alike("place", [row[3] for row in told])
+    by_machine = {row[0]: row[1] for row in told if row[1] is not None}
+    reports = [*(by_machine[machine] for machine in range(group.num_machines)), *told[0][7]]
+    machine_of_part = plan(reports, [row[2] for row in told])
+    for rank, row in enumerate(told):
+        if row[5] is not None:
+            raise ValueError(f"rank {rank} on {row[6]}: {row[5]}")
+        if row[4] != told[0][4]:
+            raise ValueError(f"the plan must be the same on all ranks: rank {rank} on {row[6]} has another than rank 0")
+    if planned is None:
+        return machine_of_part
+    names = {row[0]: row[6] for row in told if row[1] is not None}
+    hosts = [names[machine] for machine in range(group.num_machines)]
+    hosts += [] if assistants is None else assistants.names
+    return serve_by_plan(planned, hosts, group.machine_of_rank, reports) or machine_of_part
 
 
 def _serve(
@@ -140,10 +195,10 @@ def survey(path: str | os.PathLike[str]) -> dict[str, Any]:
         digest, told = hashlib.sha256(manifest).hexdigest(), told_to_serve(manifest)
     except (ValueError, OSError) as error:
         return {"error": str(error)}
-    have = [part for part in range(parts.num_parts) if (folder / part_folder(part)).is_dir()]
-    if told is not None:
-        have = [part for part in have if part in told]
-    return {"digest": digest, "num_parts": parts.num_parts, "folders": have, "path": str(folder.resolve())}
+    there = [part for part in range(parts.num_parts) if (folder / part_folder(part)).is_dir()]
+    have = there if told is None else [part for part in there if part in told]
+    about = {"digest": digest, "crc32": zlib.crc32(manifest), "num_parts": parts.num_parts}
+    return {**about, "folders": have, "on_disk": there, "path": str(folder.resolve())}
 
 
 def told_to_serve(manifest: bytes) -> set[int] | None:

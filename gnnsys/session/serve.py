@@ -1,4 +1,4 @@
-"""The process of a machine's graph server: `python -m gnnsys.session.serve`, which a session starts once per machine.
+"""The process of a graph server or a sampler: `python -m gnnsys.session.serve`, which a session starts.
 
 It is told what to do in one line on its standard input, answers with one line (its endpoints, or an error), and lives
 until that input closes, however its parent ended.
@@ -11,10 +11,13 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gnnsys.comm import Keys, end_with_parent
 from gnnsys.session.graph_server import GraphServer, wait_for_end
+
+if TYPE_CHECKING:
+    from gnnsys.session.sampler_server import SamplerServer
 
 
 def main() -> int:
@@ -41,8 +44,20 @@ def main() -> int:
     return 0
 
 
-def _make(orders: Mapping[str, Any]) -> GraphServer:
+def _make(orders: Mapping[str, Any]) -> GraphServer | SamplerServer:
     keys = None if orders["keys"] is None else Keys.from_json(orders["keys"])
+    if (sampler := orders["sampler"]) is not None:
+        from gnnsys.session.sampler_server import SamplerServer  # with all of the loaders, which a graph server has not
+
+        return SamplerServer(
+            sampler["path"],
+            int(orders["machine"]),
+            int(sampler["number"]),
+            bind=orders["bind"],
+            keys=keys,
+            threads=int(orders["threads"]),
+            is_reserved=orders["is_reserved"],
+        )
     graph_server = GraphServer(
         int(orders["machine"]),
         bind=orders["bind"],

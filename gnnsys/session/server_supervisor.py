@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gnnsys.comm import Keys, endpoint
@@ -43,16 +43,23 @@ class ServerSupervisor:
         self._lock = threading.Lock()  # of starting another one, and of closing
         self._keeper: threading.Thread | None = None
 
-    def order(self, machine: int, address: str, *, keys: Keys | None, threads: int, lost_after: float) -> str:
-        """Has it listen at `address`; the endpoint. RuntimeError where it does not."""
+    def order(
+        self, machine: int, address: str, *, keys: Keys | None, threads: int, lost_after: float,
+        sampler: Mapping[str, Any] | None = None,
+    ) -> str:  # fmt: skip
+        """Has it listen at `address`; the endpoint. RuntimeError where it does not. `sampler`: see `ServerProcess`."""
         self._place = reserve(address)
         bind = endpoint(address, self._place.getsockname()[1])
         self._orders = {
             "machine": machine, "bind": [bind], "keys": keys, "threads": threads, "lost_after": lost_after,
-            "is_reserved": True,
+            "is_reserved": True, "sampler": sampler,
         }  # fmt: skip
         self._process.order(**self._orders)
         return self._process.endpoints(_START_SECONDS)[0]
+
+    @property
+    def _role(self) -> str:
+        return "graph server" if self._orders["sampler"] is None else "sampler"
 
     def keep(self, on_end: Callable[[str], None]) -> None:
         """Starts it again whenever it ends; `on_end` is called, in a thread, with what to say once it does not."""
@@ -84,7 +91,7 @@ class ServerSupervisor:
             code = self._process.wait()
             if self._is_closing:
                 return
-            what = f"the graph server of machine {machine} (process {self.pid}) ended with exit code {code}"
+            what = f"the {self._role} of machine {machine} (process {self.pid}) ended with exit code {code}"
             now = time.monotonic()
             count = len(self._restarts)
             if count == self._restarts.maxlen and (count == 0 or now - self._restarts[0] < _WITHIN_SECONDS):
@@ -110,7 +117,7 @@ class ServerSupervisor:
             self._process.endpoints(_START_SECONDS)
         except (RuntimeError, OSError, ValueError) as error:  # the latter where `close` has shut its pipes meanwhile
             if not self._is_closing:
-                _log.error("life %d of machine %d's graph server: %s", self._number, self._orders["machine"], error)
+                _log.error("life %d of machine %d's %s: %s", self._number, self._orders["machine"], self._role, error)
             self._process.close()
 
 

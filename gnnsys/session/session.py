@@ -26,6 +26,7 @@ import torch.distributed as dist
 
 from gnnsys.comm import (
     CURVE,
+    LOOPBACK,
     Client,
     CommError,
     DeadlineExceeded,
@@ -43,7 +44,9 @@ from gnnsys.comm import (
 )
 from gnnsys.observe import num_usable_cores
 from gnnsys.sampling import check_device, check_place
-from gnnsys.session.open_parts import open_alone, open_in_group, open_served
+from gnnsys.session.assistants import ASSISTANTS, Assistants
+from gnnsys.session.open_parts import check_alike, decide, open_alone, open_in_group, open_served
+from gnnsys.session.planned_hosts import GivenPlan, find_plan
 from gnnsys.session.process_group import make_process_group
 from gnnsys.session.rank_device import agree_on_devices
 from gnnsys.session.server_supervisor import ServerSupervisor
@@ -51,7 +54,9 @@ from gnnsys.session.torchrun_agent import TorchrunAgent
 from gnnsys.store import Policy, check_policy
 
 if TYPE_CHECKING:
+    from gnnsys.planning import LaunchPlan
     from gnnsys.sampling import DistGraph, Placed
+    from gnnsys.session.sampler_processes import SamplerProcesses
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -59,6 +64,7 @@ _log = logging.getLogger(__name__)
 _START_SECONDS = 150.0  # for all graph servers to listen
 _OPEN_SECONDS = 900.0  # to read every file of a machine's parts once
 _LOOK_SECONDS = 0.2
+MOST_SAMPLERS = 64  # that one rank starts
 
 
 def init(
@@ -113,6 +119,7 @@ def init(
         raise
     session._agent = agent
     try:
+        session._assistants = Assistants.from_environment()
         session._begin_server()
         session.device = agree_on_devices(group, device)
         address = agree_on_address(group)
@@ -148,6 +155,8 @@ def open(
     device: torch.device | str | None = None,
     place: str = "auto",
     cache: int | Literal["auto"] | None = None,
+    plan: GivenPlan = None,
+    samplers: int | None = None,
 ) -> DistGraph:
     """The graph in a directory of parts, over all machines of the session. Every rank calls it with the same arguments.
 
@@ -155,6 +164,11 @@ def open(
     equal blocks. With `verify` every file is read once and compared with its checksum; `timeout` is how many seconds a
     machine may take for it. What is wrong on one machine is the same ValueError on every rank. A process that was not
     launched by torchrun needs no `init` for it.
+
+    `plan`: the path of a plan (`gnnsys plan`, docs/launch.md), which says by the names of hosts who serves which part;
+    by default that of `gnnsys launch --plan`, and False is none at all. A plan for other parts, other hosts or another
+    number of ranks is a ValueError on every rank. `samplers`: so many processes on this machine make batches for this
+    rank, in the place of those that the plan has for it; 0 for none (docs/samplers_elsewhere.md).
 
     `servers`: endpoints of servers that `gnnsys serve` runs, which together have all parts, and `key` the file that
     holds their key; `path` then needs the manifest alone.
@@ -176,7 +190,7 @@ def open(
         session = init(process_group=False)
     return session.open(
         path, verify=verify, timeout=timeout, servers=servers, key=key, policy=policy, priority=priority,
-        path_id=path_id, device=device, place=place, cache=cache,
+        path_id=path_id, device=device, place=place, cache=cache, plan=plan, samplers=samplers,
     )  # fmt: skip
 
 
@@ -204,6 +218,10 @@ class Session:
         self._graphs: dict[str, DistGraph] = {}
         self._served: list[DistGraph] = []  # by servers of their own
         self._clients: list[Client] = []
+        self._keys: Keys | None = None  # the job's, where it has servers
+        self._address = LOOPBACK  # where other machines reach this one
+        self._samplers: SamplerProcesses | None = None  # that this process has started
+        self._assistants: Assistants | None = None  # hosts of the job without ranks
         self._loader_numbers = itertools.count(1)  # tell the loaders of this process apart in messages
         self.before_close: list[Callable[[bool], None]] = []  # called first, last to first, with close's `wait`
         self._lock = threading.Lock()
@@ -258,18 +276,26 @@ class Session:
         device: torch.device | str | None = None,
         place: str = "auto",
         cache: int | Literal["auto"] | None = None,
+        plan: GivenPlan = None,
+        samplers: int | None = None,
     ) -> DistGraph:
         """See `gnnsys.open`. The same directory again is the same graph; several ranks serve one directory."""
         self._check_open()
         check_policy(policy)
         check_place(place)
+        if samplers is not None and (isinstance(samplers, bool) or not 0 <= samplers <= MOST_SAMPLERS):
+            raise ValueError(f"samplers must be a whole number from 0 to {MOST_SAMPLERS}, got {samplers!r}")
+        if samplers and servers is not None:
+            raise ValueError("samplers make batches of parts that this job serves: leave samplers or servers away")
         if not (cache is None or cache == "auto" or (isinstance(cache, int) and cache > 0)):
             raise ValueError(f"cache must be a positive number of bytes, 'auto' or None, got {cache!r}")
         is_first = servers is None and self.client is not None and str(Path(path).resolve()) not in self._graphs
         target = self._together("device", is_first, lambda: check_device(device))
         context = RequestContext(priority=priority, path=path_id)
-        graph = self._open(path, verify, timeout, servers, key, policy, place)
+        graph = self._open(path, verify, timeout, servers, key, policy, place, plan)
         graph.loader_numbers = self._loader_numbers
+        if servers is None:
+            self._start_samplers(graph, samplers, find_plan(plan))
         if graph.client is not None and context != RequestContext():  # opened again, it keeps what it was given
             graph.client.context = context
         if cache is not None:
@@ -288,6 +314,28 @@ class Session:
             print(f"gnnsys: parts {graph.parts_here} for {target}: {placed}", file=sys.stderr)
         return graph
 
+    def _start_samplers(self, graph: DistGraph, samplers: int | None, plan: LaunchPlan | None) -> None:
+        """Once per graph. All ranks come here, where the plan has samplers; else each starts its own, or none."""
+        is_planned = samplers is None and plan is not None and any(host.samplers for host in plan.hosts)
+        if graph.samplers is not None or self._samplers is not None or not (samplers or is_planned):
+            return
+        from gnnsys.session.sampler_processes import SamplerProcesses, peers_of, start_own, start_planned  # and loaders
+
+        keys = self._keys or Keys.generate(encrypts=self._encrypt)
+        address = self._address if is_planned else LOOPBACK
+        started = SamplerProcesses(str(graph.parts.path), self.machine, address, keys, self.lost_after)
+        self._samplers = started
+        if is_planned:
+            assert plan is not None
+            others = {} if self._assistants is None else self._assistants.samplers
+            endpoints = start_planned(started, self.group, plan, others)
+        else:
+            endpoints = start_own(started, cast(int, samplers), self.group, self.client is not None)
+        if endpoints:
+            graph.samplers = peers_of(
+                endpoints, graph, self.group, keys, self.timeout, self.lost_after, self._clients.append
+            )
+
     def _together(self, name: str, is_collective: bool, call: Callable[[], _T]) -> _T:
         """What `call` returns. Where all ranks call it, a ValueError on one of them is one on all."""
         result: _T | None = None
@@ -304,10 +352,12 @@ class Session:
 
     def _open(
         self, path: str | os.PathLike[str], verify: bool, timeout: float, servers: Sequence[str] | None,
-        key: str | os.PathLike[str] | None, policy: Policy | None, place: str,
+        key: str | os.PathLike[str] | None, policy: Policy | None, place: str, plan: GivenPlan,
     ) -> DistGraph:  # fmt: skip
         name = str(Path(path).resolve())
         if servers is not None:
+            if plan:
+                raise ValueError("a plan says who serves which part, and so do servers: leave one of both away")
             keys = None if key is None else read_key(key)
             if keys is not None and keys.encrypts and self._encrypt == CURVE:
                 keys = replace(keys, encrypts=CURVE)
@@ -320,13 +370,15 @@ class Session:
                 raise ValueError(f"{name!r} is open with another policy: give it to loaders (PipelineOptions)")
             return self._graphs[name]
         if self.client is None:
+            if (planned := find_plan(plan)) is not None:
+                decide(self.group, path, planned)
             self._graphs[name] = open_alone(path, verify=verify, policy=policy)
         elif self._graphs:
             raise ValueError(f"this session serves {next(iter(self._graphs))!r}: begin another with gnnsys.init()")
         else:
             self._graphs[name] = open_in_group(
                 self.group, self.client, path, verify=verify, timeout=timeout, remember=self._remember, policy=policy,
-                place=place,
+                place=place, given_plan=plan, assistants=self._assistants,
             )  # fmt: skip
         return self._graphs[name]
 
@@ -340,7 +392,7 @@ class Session:
         if self.client is None:
             return []
         wish = {"counters": True}
-        asked = [self.client.request(machine, Kind.STATUS, options=wish) for machine in range(self.num_machines)]
+        asked = [self.client.request(machine, Kind.STATUS, options=wish) for machine in sorted(self.client.peers)]
         return [pending.result().options for pending in asked]
 
     def close(self, wait: bool = True) -> None:
@@ -392,16 +444,27 @@ class Session:
 
     def _begin_server(self) -> None:
         """Early: while it imports torch, the ranks meet and make their process group."""
-        if self.world_size > 1 and self.group.is_leader:
+        if self._has_servers and self.group.is_leader:
             self._server = ServerSupervisor()
+
+    @property
+    def _has_servers(self) -> bool:
+        return self.world_size > 1 or self._assistants is not None
 
     def _order_server(self, threads: int, address: str) -> None:
         group = self.group
-        if group.world_size == 1:
+        if not self._has_servers:
             return
-        # On one machine too: whoever else has an account there could connect to its loopback interface.
-        made = Keys.generate(encrypts=self._encrypt).to_json() if group.rank == 0 else None
-        keys = Keys.from_json(group.share_secret("key", made))
+        assistants = self._assistants
+        check_alike(ASSISTANTS, group.gather("assistants", "" if assistants is None else assistants.digest))
+        if assistants is not None:
+            keys = assistants.keys
+            address = assistants.own_address() if group.num_machines == 1 else address
+        else:
+            # On one machine too: whoever else has an account there could connect to its loopback interface.
+            made = Keys.generate(encrypts=self._encrypt).to_json() if group.rank == 0 else None
+            keys = Keys.from_json(group.share_secret("key", made))
+        self._keys, self._address = keys, address
         problem, endpoints = None, None
         if self._server is not None:
             try:
@@ -413,6 +476,8 @@ class Session:
         group.agree("server", problem, timeout=_START_SECONDS + self.timeout)
         served = group.gather("endpoints", [group.machine, endpoints])
         peers = {machine: found for machine, found in served if found is not None}
+        if assistants is not None:
+            peers |= dict(enumerate(assistants.endpoints.values(), start=group.num_machines))
         self.client = Client(
             peers,
             sender=group.rank,
@@ -461,6 +526,8 @@ class Session:
             ends.callback(self._leave_process_group, later)
             if self._server is not None:
                 ends.callback(self._server.close)
+            if self._samplers is not None:
+                ends.callback(self._samplers.close)
             for client in self._clients:
                 ends.callback(client.close)
             for graph in self.graphs:

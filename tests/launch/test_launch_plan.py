@@ -14,6 +14,7 @@ from gnnsys.cli import main
 from gnnsys.graph import sbm
 from gnnsys.launch import Checks, Host, HostGroup, LaunchOptions, LaunchPlan, PlannedHost, read_listing, read_plan
 from gnnsys.partition import partition_graph
+from gnnsys.planning import PlacedSampler
 from tests.launch.test_push import HERE, own_disks, push
 from tests.support.processes import ROOT
 
@@ -57,7 +58,7 @@ def test_hosts_of_a_description_take_part_as_the_plan_says(tmp_path):
         read_plan(tmp_path / "plan.json").choose(described[:2], "hosts.txt")
 
 
-HOST = {"name": "h1", "ranks": 1}
+HOST, SAMPLER = {"name": "h1", "ranks": 1}, {"host": "h1", "trainer": 1}
 
 
 @pytest.mark.parametrize(
@@ -71,10 +72,16 @@ HOST = {"name": "h1", "ranks": 1}
         ({"host": []}, "the plan has an unknown key 'host': there are format, version, hosts"),
         ({"hosts": []}, '"hosts" must be a list of at least one'),
         ({"hosts": ["h1"]}, "host 1 must be"),
-        ({"hosts": [{**HOST, "gpus": 1}]}, "host h1 has an unknown key 'gpus': there are name, ranks, parts"),
-        ({"hosts": [{"name": "h1"}]}, 'host h1: "ranks" must be a whole number of at least 1, got None'),
-        ({"hosts": [{"name": "h1", "ranks": True}]}, '"ranks" must be a whole number of at least 1, got True'),
+        ({"hosts": [{**HOST, "gpus": 1}]}, "host h1 has an unknown key 'gpus': there are name, ranks, parts, samplers"),
+        ({"hosts": [{**HOST, "samplers": 2}]}, 'host h1: "samplers" must be a list, got 2'),
+        ({"hosts": [{**HOST, "samplers": [{"host": "h1"}]}]}, 'h1: a sampler must be {"host": ..., "trainer": N}'),
+        ({"hosts": [{**HOST, "samplers": [SAMPLER]}]}, "a sampler is for trainer 1 of h1, which has 1, counted from 0"),
+        ({"hosts": [{**HOST, "name": "h2", "samplers": [SAMPLER]}]}, "trainer 1 of h1, which is no host of the plan"),
+        ({"hosts": [{"name": "h1"}]}, 'host h1: "ranks" must be a whole number, got None'),
+        ({"hosts": [{"name": "h1", "ranks": True}]}, '"ranks" must be a whole number, got True'),
         ({"hosts": [HOST, HOST]}, "host h1 is there twice"),
+        ({"hosts": [{"name": "h1", "ranks": 0, "parts": [0]}]}, "no host of the plan has a rank"),
+        ({"hosts": [HOST, {"name": "h2", "ranks": 0}]}, "host h2 has neither ranks nor parts nor samplers"),
         ({"hosts": [{**HOST, "parts": [-1]}]}, '"parts" must be a list of whole numbers, got [-1]'),
         ({"hosts": [{**HOST, "parts": [0, 0]}]}, "part 0 is served by h1 and by h1"),
         ({"hosts": [{**HOST, "parts": [1]}]}, "no host serves part 0, one serves part 1"),
@@ -123,7 +130,9 @@ def test_what_would_run_is_printed_and_nothing_is_run(tmp_path, capsys):
     assert main(command) == 0
     torchrun = "py -m torch.distributed.run --nnodes=2 --node-rank={} --nproc-per-node={} --master-addr=10.0.0.3"
     torchrun += " --master-port=7000 --rdzv-backend=static --max-restarts=0 train.py --batch-size 512 parts/"
-    env = "env GNNSYS_LAUNCH_HOST={} GNNSYS_SERVE_PARTS=000000ff:{} OMP_NUM_THREADS=8 'A=b c' "
+    told = json.dumps({key: value for key, value in PLAN.items() if key not in ("env", "arguments")})
+    env = "env GNNSYS_LAUNCH_HOST={} GNNSYS_SERVE_PARTS=000000ff:{} "
+    env += f"'GNNSYS_PLAN={told.replace(' ', '')}' OMP_NUM_THREADS=8 'A=b c' ".replace("{", "{{").replace("}", "}}")
     assert capsys.readouterr().out.splitlines() == [
         "h3 (10.0.0.3): ranks 0 to 1, serves parts 2,0",
         "  cd /data && " + env.format("h3", "2,0") + torchrun.format(0, 2),
@@ -172,6 +181,43 @@ def test_a_plan_of_other_parts_is_refused_by_every_host_and_one_of_these_is_heed
     assert beyond.startswith("h0: data: part 2 is not there")
     (left,) = findings(right, (1,), ())
     assert "no machine has part 0 of 2" in left
+
+
+def test_the_plan_of_a_placement_is_carried_out_as_it_is(tmp_path, capsys):
+    hosts = [
+        {"name": "h2", "parts": [1], "trainers": 2, "samplers": [{"host": "h1", "trainer": 0}]},
+        {"name": "h1", "parts": [0, 2], "trainers": 1, "samplers": []},
+    ]
+    forecast = {"seconds_per_epoch": 1.5, "binds": "h1 out"}
+    made = {"format": "gnnsys-placement-plan", "version": 1, "parts_digest": "000000ff", "hosts": hosts}
+    made |= {"profile": {"digest": "ab", "path": "job.json"}, "predicted": forecast}
+    plan = read_plan(written(tmp_path, made))
+    first = PlannedHost(name="h2", num_ranks=2, parts=(1,), samplers=(PlacedSampler(host="h1", trainer=0),))
+    assert plan == LaunchPlan(hosts=(first, PlannedHost(name="h1", num_ranks=1, parts=(0, 2))), parts_digest=255)
+    assert plan.samplers_of("h1", 0) == [("h2", 0)] and plan.samplers_of("h2", 0) == []
+    assert json.loads(plan.line_for_ranks(["a", "b"]))["hosts"][0]["samplers"] == [{"host": "b", "trainer": 0}]
+    again = read_plan(written(tmp_path, plan.text()))
+    assert again == plan
+    (tmp_path / "hosts").write_text("h1\nh2\n")
+    assert (
+        main(["launch", "--hosts", str(tmp_path / "hosts"), "--plan", str(written(tmp_path, made)), "--print", "t.py"])
+        == 0
+    )
+    assert [line for line in capsys.readouterr().out.splitlines() if line[0] != " "] == [
+        "h2: ranks 0 to 1, serves parts 1", "h1: rank 2, serves parts 0,2",
+    ]  # fmt: skip
+
+
+def test_a_host_without_ranks_comes_last_and_runs_something_else(tmp_path, capsys):
+    hosts = [{"name": "h2", "ranks": 0, "parts": [1]}, {"name": "h1", "ranks": 2, "parts": [0]}]
+    (tmp_path / "hosts").write_text("h1 python=py\nh2 python=py\n")
+    file = str(written(tmp_path, {**PLAN, "hosts": hosts}))
+    assert main(["launch", "--hosts", str(tmp_path / "hosts"), "--plan", file, "--print", "train.py", "parts/"]) == 0
+    once, made, first, torchrun, second, assists = capsys.readouterr().out.splitlines()
+    assert "once" in once and made == "  ASSISTANTS=$(py -m gnnsys.cli assist --make h2=tcp://h2:PORT)"
+    assert first == "h1: ranks 0 to 1, serves parts 0" and second == "h2: no ranks, serves parts 1"
+    assert "--nnodes=1 --node-rank=0 --nproc-per-node=2 --master-addr=h1" in torchrun
+    assert assists.endswith(' GNNSYS_ASSISTANTS="$ASSISTANTS" py -m gnnsys.cli assist')
 
 
 def test_a_push_sends_what_the_plan_says_and_refuses_other_parts(tmp_path, capsys):

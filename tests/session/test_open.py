@@ -29,7 +29,7 @@ def test_a_survey_tells_the_parts_that_are_there(tmp_path):
     path = make_parts(tmp_path / "parts", 3)
     whole = survey(path)
     shutil.rmtree(path / "part-0001")
-    assert whole["folders"] == [0, 1, 2] and survey(path) == whole | {"folders": [0, 2]}
+    assert whole["folders"] == [0, 1, 2] and survey(path) == whole | {"folders": [0, 2], "on_disk": [0, 2]}
 
 
 def test_a_survey_tells_what_is_wrong(tmp_path):

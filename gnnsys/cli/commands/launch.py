@@ -136,6 +136,7 @@ def _launch(args: argparse.Namespace) -> int:
         env={**(plan.env if plan is not None else {}), **dict(_pair(text) for text in args.env)},
         is_module=args.module,
         parts_digest=digest,
+        plan=None if plan is None else plan.line_for_ranks(() if args.local is None else [hosts[0].name]),
     )
     checks = Checks(
         script=None if args.module else args.script,

@@ -10,6 +10,13 @@ from gnnsys.planning.placement.baselines import (
 )
 from gnnsys.planning.placement.explore import Exploration, ExploreSettings, SimulatedPlacement, explore
 from gnnsys.planning.placement.first_placement import NoPlacement, first_placement
+from gnnsys.planning.placement.launch_plan import (
+    LaunchPlan,
+    PlannedHost,
+    manifest_digest,
+    parse_launch_plan,
+    read_launch_plan,
+)
 from gnnsys.planning.placement.place_job import JobPlacer, PlaceOptions, place_job, simulate_plan, steady_iteration
 from gnnsys.planning.placement.plan_file import (
     PlacedHost,
@@ -28,6 +35,7 @@ __all__ = [
     "Exploration",
     "ExploreSettings",
     "JobPlacer",
+    "LaunchPlan",
     "NoPlacement",
     "PlaceOptions",
     "PlacedHost",
@@ -35,6 +43,7 @@ __all__ = [
     "PlacementForecast",
     "PlacementPlan",
     "PlacementProblem",
+    "PlannedHost",
     "Resources",
     "RunnerUp",
     "SimulatedPlacement",
@@ -46,8 +55,11 @@ __all__ = [
     "explore",
     "first_placement",
     "is_placement_plan",
+    "manifest_digest",
+    "parse_launch_plan",
     "place_job",
     "random_placement",
+    "read_launch_plan",
     "simulate_plan",
     "steady_iteration",
 ]
