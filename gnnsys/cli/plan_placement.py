@@ -16,7 +16,7 @@ MOST_SIMULATED = 200  # placements of each walk
 # Options of `gnnsys plan` that are about one machine.
 _OF_A_MACHINE = ("sizes", "memory", "machine", "fanouts")
 # Options that need --cluster, with what they are where they are not given.
-_OF_A_CLUSTER = {
+_OF_A_CLUSTER: dict[str, Any] = {
     "profile": None, "trainers": None, "out": None, "samplers": "auto", "keep_parts": False, "policy": "maxmin",
     "cost": "bound", "steps": 50_000, "seed": 0, "set": [],
 }  # fmt: skip

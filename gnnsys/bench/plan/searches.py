@@ -7,8 +7,8 @@ cost; it is timed on fewer steps, and its seconds are of as many as the others h
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from statistics import fmean
 
 import numpy as np
@@ -32,7 +32,7 @@ def search_time(work: Workload) -> Iterator[Case]:
 
         def sides(name: str = name, settings: ExploreSettings = settings) -> dict[str, Side]:
             problem = _problem(name)
-            found = {cost: Side(lambda cost=cost: _timed(problem, settings, cost)) for cost in COSTS[1:]}
+            found = {cost: Side(partial(_timed, problem, settings, cost)) for cost in COSTS[1:]}
             return {
                 OURS: Side(lambda: _timed(problem, settings, "bound")),
                 **found,
@@ -70,11 +70,15 @@ def search_guides(work: Workload) -> Iterator[Case]:
             return fmean(ratios("bound"))
 
         def sides(ratios=ratios, mine=mine) -> dict[str, Side]:  # type: ignore[no-untyped-def]
-            others = {cost: Side(lambda cost=cost: fmean(ratios(cost))) for cost in COSTS[1:]}
+            others = {cost: Side(partial(_mean, ratios, cost)) for cost in COSTS[1:]}
             return {OURS: Side(mine), **others}
 
         versus = (Versus(("path",), label="Eq. 27's path"), Versus(("load",)))
         yield Case(f"plan/search guided by bound, {name}", value("of IFS's time"), sides, versus, repeats=1)
+
+
+def _mean(figures: Callable[[str], list[float]], cost: str) -> float:
+    return fmean(figures(cost))
 
 
 @cache
