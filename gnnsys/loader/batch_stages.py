@@ -30,8 +30,8 @@ def batch_stages(
 ) -> list[Stage]:  # fmt: skip
     """Schedule, sample, fetch and compact; `ahead` makes what the first layer takes, before rows are fetched.
 
-    With `trace` every batch leaves a record. `sampler` chooses the columns that are read, where it does. `elsewhere` has
-    batches sampled and fetched by other processes.
+    With `trace` every batch leaves a record. `sampler` chooses the columns that are read, where it does. Where
+    there is `elsewhere`, other processes sample and fetch.
     """
 
     def choose(ticket: Ticket) -> Inputs:
