@@ -30,7 +30,7 @@ from gnnsys.profiling import DryJob, profile_parts
 FREE = "unlimited"
 SECONDS, MEGABYTES, PERCENT = value("s"), value("MB"), value("%")
 ITERATIONS = 60  # that are simulated
-QUEUE = 0.025  # seconds; the lab's buckets hold 50 ms, and TCP keeps them half full
+QUEUE = 0.025  # seconds; the lab's buckets hold 50 ms. Set from earlier runs of these placements, not measured here
 _TURNS = 3
 MEDIAN_ERROR, WORST_ERROR, LINK_ERROR, LEAST_KENDALL = 10.0, 20.0, 3.0, 0.8
 
