@@ -1,7 +1,7 @@
 """Of `gnnsys bench plan`, policies beside each other on the same jobs and placements: mean makespan of several draws.
 
-`oes` is ours. Each worker sits with its samplers where there is room by turns, or every task is anywhere; the second
-has three times the flows. Rows inform: who wins by how much depends on the placement and on how FIFO is read.
+`oes` is ours. Each worker sits with its samplers, machines by turns; the same with samplers that are four batches ahead
+at most; or every task is anywhere. Rows inform: who wins by how much depends on the placement.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from gnnsys.planning import POLICIES, simulate
 PRODUCTS = JobSize(8, 16, 2)
 NUM_DRAWS, NUM_QUICK = 20, 2
 TOGETHER, ANYWHERE = "samplers with their worker", "tasks anywhere"
+BOUNDED, AHEAD = "samplers with their worker, 4 batches ahead", 4
 
 
 def together(job: RandomJob) -> np.ndarray:
@@ -39,8 +40,9 @@ def makespans(work: Workload) -> Iterator[Case]:
 
     @cache
     def jobs(size: JobSize, how: str) -> list[RandomJob]:
-        drawn = [drawn_job(size, SEED + draw) for draw in range(NUM_DRAWS if full else NUM_QUICK)]
-        return [job._replace(placement=together(job)) for job in drawn] if how == TOGETHER else drawn
+        ahead = AHEAD if how == BOUNDED else None
+        drawn = [drawn_job(size, SEED + draw, ahead=ahead) for draw in range(NUM_DRAWS if full else NUM_QUICK)]
+        return drawn if how == ANYWHERE else [job._replace(placement=together(job)) for job in drawn]
 
     def mean(size: JobSize, how: str, policy: str) -> float:
         return float(np.mean([simulate(*job, policy, explain=False).seconds for job in jobs(size, how)]))
@@ -49,7 +51,7 @@ def makespans(work: Workload) -> Iterator[Case]:
         return {policy: Side(partial(mean, size, how, policy)) for policy in POLICIES}
 
     for name, size in (("8 machines, 16 x 2", PRODUCTS), ("16 machines, 20 x 4", PAPERS100M)):
-        for how in (TOGETHER, ANYWHERE):
+        for how in (TOGETHER, BOUNDED, ANYWHERE):
             yield Case(
                 f"plan/policies/{name}, {how}",
                 value("s"),

@@ -31,10 +31,10 @@ MANY_TRAINERS = JobSize(128, 1_000, 1)  # 2.6 million flows
 SMALL = JobSize(4, 6, 2, 5)
 
 
-def drawn_job(size: JobSize, seed: int = SEED, peak_to_mean: float = 1.16) -> RandomJob:
+def drawn_job(size: JobSize, seed: int = SEED, peak_to_mean: float = 1.16, ahead: int | None = None) -> RandomJob:
     """Machines of 10, 20 or 50 Gbit/s, tasks anywhere: more flows than any placement that somebody chose."""
     rng = np.random.default_rng(seed)
-    tasks = TrainingTasks.of_job(size.machines, size.workers, size.samplers)
+    tasks = TrainingTasks.of_job(size.machines, size.workers, size.samplers, ahead=ahead)
     rates = rng.choice([10, 20, 50], size.machines) * GIGABIT
     demands = Demands.of(
         tasks,
