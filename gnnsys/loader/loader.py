@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -275,12 +276,14 @@ class Loader:
 
     def _epoch(self, iteration: int, pipeline: Iterator[Batch]) -> Iterator[Batch]:
         epoch, end = self.epoch, self._schedule.first(self.epoch + 1)
-        loop = BatchLoop()
+        loop, watch = BatchLoop(), getattr(self.graph, "plan_watch", None)
         try:
             while self._position < end:
                 if iteration != self._iteration:
                     raise RuntimeError("another iteration over this loader has begun: use one loader for each")
                 batch = next(pipeline)
+                if watch is not None and (line := watch.take(time.perf_counter(), len(self))) and self._ranks.rank == 0:
+                    print(f"gnnsys: {line}", file=sys.stderr)
                 if self._sampler is not None:
                     self._sampler.consumed((epoch, self._position - self._schedule.first(epoch)))
                 loop.use(self._context.at(self._position))  # what is asked for meanwhile, rows of embeddings say

@@ -77,6 +77,7 @@ from gnnsys.planning.placement import (
 )
 from gnnsys.planning.profile.calibrate import fit_work, queue_delays
 from gnnsys.planning.profile.job_profile import ByteWork, JobGradients, JobProfile
+from gnnsys.planning.profile.plan_watch import PlanWatch, profile_drift
 from gnnsys.planning.profile.share_profile import FLOWS, HOME_SHARE, WORK, ShareProfile, mix
 from gnnsys.planning.profile.step_cost import step_seconds
 from gnnsys.planning.scheduling.grouping import GroupedPlan, plan_groups
@@ -177,6 +178,7 @@ __all__ = [
     "PlanComparison",
     "PlanEstimate",
     "PlanGraph",
+    "PlanWatch",
     "ProbeTimer",
     "ProfiledMachine",
     "Rates",
@@ -230,6 +232,7 @@ __all__ = [
     "plan_batch",
     "plan_groups",
     "predict_groups",
+    "profile_drift",
     "profile_machine",
     "propose_places",
     "propose_splits",

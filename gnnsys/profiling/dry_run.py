@@ -139,7 +139,7 @@ def count_shares(
             home = counting.homes[number]
             at_home, _ = counting.count(number, home, None)
             pulled = {f"home_{name}": getattr(at_home, name) for name in ("pull_out", "pull_in", "pull_seconds")}
-            shares.append(replace(away, **pulled, home=home))
+            shares.append(replace(away, **pulled, home=home, local_cost=_local_cost(away, at_home, home)))
             carried.append(carry)
             if progress is not None:
                 progress(number + 1, trainers)
@@ -175,6 +175,13 @@ class _Counting:
                 return _count(loader, graph, self._num_batches, steps)
             finally:
                 loader.close()
+
+
+def _local_cost(away: ShareProfile, at_home: ShareProfile, home: Sequence[int]) -> float:
+    """What the trainer's threads do more where parts are on its machine, beside what servers did for these parts."""
+    more = (at_home.sampling + at_home.fetching - away.sampling - away.fetching).mean()
+    served = away.serving[:, list(home)].sum(1).mean()
+    return float(np.clip(more / served, 0.0, 1.0)) if served else 1.0
 
 
 def home_parts(share: range, subpart_seeds: Sequence[int], trainers_per_part: int) -> tuple[int, ...]:

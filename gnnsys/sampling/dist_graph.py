@@ -68,6 +68,7 @@ class DistGraph:
             raise ValueError(f"parts {self.parts_here} of {parts.num_parts} are here: the others need a client")
         self.loader_numbers = itertools.count(1)  # the session's, where one has opened the graph
         self.placement: Any = None  # where ranks and parts are, set by the session that opened the graph
+        self.plan_watch: Any = None  # a `gnnsys.planning.PlanWatch`, where a plan predicted how long an epoch takes
         self.info: dict[str, Any] = dict(parts.graph_info)
         self.device = torch.device("cpu")  # where batches go unless a loader says otherwise
         self.structure: DeviceStructure | None = None  # what `device` samples from by itself

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gnnsys.planning import ShareProfile
-from gnnsys.profiling import DryJob, count_shares, profile_of_traces
+from gnnsys.planning import JobProfile, ShareProfile, profile_drift
+from gnnsys.profiling import DryJob, count_shares, profile_of_traces, profile_parts
 from gnnsys.session import GraphServer
 from tests.profiling.communities import two_parts
 from tests.support.processes import run_ranks
@@ -87,6 +87,10 @@ def test_two_machines_ask_for_the_bytes_that_were_counted_without_them(parts: Pa
     check_profile_of_traces(parts, [tmp_path / "rank1.json", tmp_path / "rank0.json"], counted.shares)
 
 
+def made_of(parts: Path) -> JobProfile:
+    return profile_parts(parts, JOB, hidden=8, num_batches=2)
+
+
 def check_profile_of_traces(parts: Path, traces: list[Path], counted: Sequence[ShareProfile]) -> None:
     """What the run has saved is a profile: flows to the other machine are those that were counted without a run."""
     profile = profile_of_traces(parts, traces)
@@ -100,6 +104,10 @@ def check_profile_of_traces(parts: Path, traces: list[Path], counted: Sequence[S
             )
         np.testing.assert_allclose(measured.rows.sum(1), share.rows.sum(1)[: NUM_BATCHES - 1], rtol=0.35)
         assert (measured.serving.sum(1) > 0).all() and (measured.sampling > 0).all() and (measured.fetching > 0).all()
+    drift = profile_drift(replace(made_of(parts), shares=tuple(counted)), profile)
+    assert len(drift) == 5
+    sent = next(line for line in drift if line.startswith("bytes that parts send"))
+    assert abs(float(sent.split("(")[1].rstrip("%)"))) <= 5  # of one batch less
     with pytest.raises(ValueError, match=r"the run had ranks 0 to 1, and there are traces of \[1\]"):
         profile_of_traces(parts, traces[:1])
     told = json.loads(traces[0].read_text())

@@ -32,15 +32,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trace", metavar="FILE", type=Path, nargs="+", help="what every rank of a run has saved, instead of counting"
     )
+    parser.add_argument(
+        "--against",
+        metavar="FILE",
+        type=Path,
+        help="with --trace: a profile that was used, to say what was wrong in it",
+    )
     parser.add_argument("--out", metavar="FILE", type=Path, required=True, help="the profile, as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     if not args.out.absolute().parent.is_dir():
         raise ValueError(f"--out {args.out}: the folder {args.out.parent} does not exist")
+    if args.against is not None and args.trace is None:
+        raise ValueError("--against compares a profile with a run: give the run's traces by --trace FILE ...")
     profile = _counted(args) if args.trace is None else _measured(args)
     profile.save(args.out)
     print(profile.report())
+    if args.against is not None:
+        from gnnsys.planning import JobProfile, profile_drift
+
+        print(f"beside {args.against}, what is off most first:")
+        print("\n".join(f"  {line}" for line in profile_drift(JobProfile.from_file(args.against), profile)))
     print(f"written to {args.out}; predict an epoch with: gnnsys plan {args.parts} --cluster FILE --profile {args.out}")
     return 0
 

@@ -37,20 +37,18 @@ def fit_work(
     return work, step
 
 
-def queue_delays(
-    machine_of_worker: Sequence[int], use_in: Sequence[float] | Amounts, use_out: Sequence[float] | Amounts,
-    queue: float,
-) -> list[float]:  # fmt: skip
+def queue_delays(machine_of_worker: Sequence[int], use_in: Sequence[float] | Amounts, queue: float) -> list[float]:
     """Seconds that a small message waits on its way to each worker from the one before it in the ring.
 
-    A link that is in use for the share `use` of the time has a queue that a packet waits for, `queue` seconds where it
-    is always in use. Nothing waits inside a machine.
+    A link that is in use for the share `use_in` of the time has a queue in front of its receiver, where a packet waits
+    `queue` seconds if it is always in use. A sender's own queue is short: Linux lets a connection have few packets in
+    it. Nothing waits inside a machine.
 
-    >>> queue_delays([0, 0, 1], [0.5, 1.0], [0.0, 0.5], 0.01)
-    [0.01, 0.0, 0.01]
+    >>> queue_delays([0, 0, 1], [0.5, 1.0], 0.01)
+    [0.005, 0.0, 0.01]
     """
     delays = []
     for number, machine in enumerate(machine_of_worker):
         before = machine_of_worker[number - 1]
-        delays.append(0.0 if before == machine else queue * float(use_out[before] + use_in[machine]))
+        delays.append(0.0 if before == machine else queue * float(use_in[machine]))
     return delays

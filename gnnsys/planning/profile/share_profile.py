@@ -48,7 +48,8 @@ WORK = (
 @dataclass(frozen=True, kw_only=True)
 class ShareProfile:
     """Arrays of `num_batches` x `num_parts` (`FLOWS`) and of `num_batches` (`WORK`), float64. `home`: the parts that
-    most seeds of the share are in."""
+    most seeds of the share are in. `local_cost`: what the trainer's own threads take for a part on its machine, beside
+    what serving it takes: there is no message."""
 
     rows: Amounts
     edges: Amounts
@@ -69,6 +70,7 @@ class ShareProfile:
     fetching: Amounts
     computing: Amounts
     home: tuple[int, ...] = ()
+    local_cost: float = 1.0
 
     def __post_init__(self) -> None:
         for name in (*FLOWS, *WORK):
@@ -83,6 +85,8 @@ class ShareProfile:
                 raise ValueError(f"{name} must be finite and not negative")
         if not shape[0]:
             raise ValueError("a share needs at least one batch")
+        if not 0 <= self.local_cost <= 1:
+            raise ValueError(f"local_cost must be from 0 to 1, got {self.local_cost}")
         object.__setattr__(self, "home", tuple(int(part) for part in self.home))
         if any(not 0 <= part < shape[1] for part in self.home):
             raise ValueError(f"home must be parts from 0 to {shape[1] - 1}, got {list(self.home)}")
@@ -121,19 +125,26 @@ class ShareProfile:
         at_home = bool(self.home) and set(self.home) <= set(local)
         prefix = "home_" if at_home else ""
         pulled = {name: getattr(self, f"{prefix}{name}") * away for name in ("pull_out", "pull_in", "pull_seconds")}
-        pulled["pull_seconds"] = pulled["pull_seconds"] + self.pull_seconds * (1 - away)
-        return replace(self, **pulled, sample_out=self.sample_out * away, sample_in=self.sample_in * away)
+        pulled["pull_seconds"] = pulled["pull_seconds"] + self.local_cost * self.pull_seconds * (1 - away)
+        sampled = {name: getattr(self, name) * away for name in ("sample_out", "sample_in")}
+        cost = away + self.local_cost * (1 - away)
+        return replace(self, **pulled, **sampled, sample_seconds=self.sample_seconds * cost)
 
     def to_json(self) -> dict[str, Any]:
-        return {"home": list(self.home), **{name: _plain(getattr(self, name)) for name in (*FLOWS, *WORK)}}
+        return {
+            "home": list(self.home),
+            "local_cost": self.local_cost,
+            **{name: _plain(getattr(self, name)) for name in (*FLOWS, *WORK)},
+        }
 
     @classmethod
     def from_json(cls, value: Any) -> ShareProfile:
-        names = ["home", *FLOWS, *WORK]
+        names = ["home", "local_cost", *FLOWS, *WORK]
         if not isinstance(value, Mapping) or sorted(value) != sorted(names):
             raise ValueError(f"a share has {', '.join(names)}, got {sorted(value) if value else value!r}")
         try:
-            return cls(**{name: np.array(value[name], dtype=np.float64) for name in names[1:]}, home=value["home"])
+            amounts = {name: np.array(value[name], dtype=np.float64) for name in (*FLOWS, *WORK)}
+            return cls(**amounts, home=value["home"], local_cost=float(value["local_cost"]))
         except TypeError as error:
             raise ValueError(str(error)) from None
 
@@ -155,7 +166,8 @@ def mix(shares: list[tuple[float, ShareProfile]]) -> ShareProfile:
         ]
         made[name] = np.sum(parts, axis=0)
     home = {part for weight, share in shares if weight >= HOME_SHARE * total for part in share.home}
-    return ShareProfile(**made, home=tuple(sorted(home)))
+    cost = sum(weight / total * share.local_cost for weight, share in shares)
+    return ShareProfile(**made, home=tuple(sorted(home)), local_cost=cost)
 
 
 def _plain(values: Amounts) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,9 @@ def test_at_home_nothing_crosses_a_link_from_there_but_is_served_all_the_same() 
     assert not home.bytes_in[:, 1].any() and not home.bytes_out[:, 1].any()
     np.testing.assert_array_equal(home.pull_in[:, [0, 2]], share.home_pull_in[:, [0, 2]])
     np.testing.assert_array_equal(home.serving[:, 1], share.serving[:, 1])
+    cheap = replace(share, local_cost=0.25).at_home()
+    np.testing.assert_allclose(cheap.serving[:, 1], 0.25 * share.serving[:, 1])
+    np.testing.assert_array_equal(cheap.sample_seconds[:, [0, 2]], share.sample_seconds[:, [0, 2]])
 
 
 @pytest.mark.parametrize(("trainers", "steps"), [(1, 30), (3, 10), (4, 8), (300, 1), (1000, 1)])
@@ -110,6 +114,7 @@ def damaged(change: Any) -> dict[str, Any]:
         (lambda v: v["shares"][0].pop("rows"), "a share has"),
         (lambda v: v["shares"][0].update(rows=[[1, 2]]), "must have the shape"),
         (lambda v: v["shares"][0]["nodes"].__setitem__(0, -1), "nodes must be finite and not negative"),
+        (lambda v: v["shares"][0].update(local_cost=2), "local_cost must be from 0 to 1"),
         (lambda v: v["shares"][0].update(home=[7]), "home must be parts from 0 to 2"),
         (lambda v: v.update(subpart_seeds=[0, 0, 0]), "not all of them 0"),
         (lambda v: v.update(gradients=3), "it is damaged"),
