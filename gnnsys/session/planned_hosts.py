@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from gnnsys.partition import part_folder
-from gnnsys.planning import LaunchPlan, parse_launch_plan, read_launch_plan
+from gnnsys.planning import LaunchPlan, PlanWatch, parse_launch_plan, read_launch_plan
 
 PLAN = "GNNSYS_PLAN"  # a plan, or the path of its file: set by `gnnsys launch --plan`
 LAUNCH_HOST = "GNNSYS_LAUNCH_HOST"  # what the launcher calls this host
@@ -42,6 +42,12 @@ def find_plan(given: GivenPlan) -> LaunchPlan | None:
 def host_name() -> str:
     """What a plan calls this host: as the launcher says, else its own name."""
     return os.environ.get(LAUNCH_HOST) or socket.gethostname()
+
+
+def watch_of(plan: LaunchPlan | None) -> PlanWatch | None:
+    """What compares an epoch with the plan's prediction, where it has one."""
+    is_said = plan is not None and plan.seconds_per_epoch is not None
+    return PlanWatch(plan.seconds_per_epoch, plan.binds) if is_said else None  # type: ignore[union-attr,arg-type]
 
 
 def serve_by_plan(

@@ -46,7 +46,7 @@ from gnnsys.observe import num_usable_cores
 from gnnsys.sampling import check_device, check_place
 from gnnsys.session.assistants import ASSISTANTS, Assistants
 from gnnsys.session.open_parts import check_alike, decide, open_alone, open_in_group, open_served
-from gnnsys.session.planned_hosts import GivenPlan, find_plan
+from gnnsys.session.planned_hosts import GivenPlan, find_plan, watch_of
 from gnnsys.session.process_group import make_process_group
 from gnnsys.session.rank_device import agree_on_devices
 from gnnsys.session.server_supervisor import ServerSupervisor
@@ -295,7 +295,9 @@ class Session:
         graph = self._open(path, verify, timeout, servers, key, policy, place, plan)
         graph.loader_numbers = self._loader_numbers
         if servers is None:
-            self._start_samplers(graph, samplers, find_plan(plan))
+            carried_out = find_plan(plan)
+            self._start_samplers(graph, samplers, carried_out)
+            graph.plan_watch = graph.plan_watch or watch_of(carried_out)
         if graph.client is not None and context != RequestContext():  # opened again, it keeps what it was given
             graph.client.context = context
         if cache is not None:

@@ -15,6 +15,7 @@ from gnnsys.graph import sbm
 from gnnsys.launch import Checks, Host, HostGroup, LaunchOptions, LaunchPlan, PlannedHost, read_listing, read_plan
 from gnnsys.partition import partition_graph
 from gnnsys.planning import PlacedSampler
+from gnnsys.session.planned_hosts import watch_of
 from tests.launch.test_push import HERE, own_disks, push
 from tests.support.processes import ROOT
 
@@ -193,7 +194,8 @@ def test_the_plan_of_a_placement_is_carried_out_as_it_is(tmp_path, capsys):
     made |= {"profile": {"digest": "ab", "path": "job.json"}, "predicted": forecast}
     plan = read_plan(written(tmp_path, made))
     first = PlannedHost(name="h2", num_ranks=2, parts=(1,), samplers=(PlacedSampler(host="h1", trainer=0),))
-    assert plan == LaunchPlan(hosts=(first, PlannedHost(name="h1", num_ranks=1, parts=(0, 2))), parts_digest=255)
+    hosts = (first, PlannedHost(name="h1", num_ranks=1, parts=(0, 2)))
+    assert plan == LaunchPlan(hosts=hosts, parts_digest=255, seconds_per_epoch=1.5, binds="h1 out")
     assert plan.samplers_of("h1", 0) == [("h2", 0)] and plan.samplers_of("h2", 0) == []
     assert json.loads(plan.line_for_ranks(["a", "b"]))["hosts"][0]["samplers"] == [{"host": "b", "trainer": 0}]
     again = read_plan(written(tmp_path, plan.text()))
@@ -203,9 +205,20 @@ def test_the_plan_of_a_placement_is_carried_out_as_it_is(tmp_path, capsys):
         main(["launch", "--hosts", str(tmp_path / "hosts"), "--plan", str(written(tmp_path, made)), "--print", "t.py"])
         == 0
     )
-    assert [line for line in capsys.readouterr().out.splitlines() if line[0] != " "] == [
-        "h2: ranks 0 to 1, serves parts 1", "h1: rank 2, serves parts 0,2",
-    ]  # fmt: skip
+    expected = ["h2: ranks 0 to 1, serves parts 1", "h1: rank 2, serves parts 0,2"]
+    assert [line for line in capsys.readouterr().out.splitlines() if line[0] != " "] == expected
+    assert main(["launch", "--plan", str(written(tmp_path, made)), "--print", "t.py"]) == 0  # to the plan's hosts
+    assert [line for line in capsys.readouterr().out.splitlines() if line[0] != " "] == expected
+    assert main(["launch", "t.py"]) == 2
+    assert "nobody says where" in capsys.readouterr().err
+
+
+def test_what_a_plan_predicts_is_compared_with_what_batches_take():
+    plan = LaunchPlan(hosts=(PlannedHost(name="h1", num_ranks=1),), seconds_per_epoch=10.0, binds="the link into h1")
+    watch = watch_of(plan)
+    lines = [line for now in range(80) if (line := watch.take(float(now), 5))]
+    assert lines and lines[0].startswith("an epoch takes 5 s, the plan said 10 s (-50%); the link into h1")
+    assert watch_of(None) is None and watch_of(LaunchPlan(hosts=plan.hosts)) is None
 
 
 def test_a_host_without_ranks_comes_last_and_runs_something_else(tmp_path, capsys):

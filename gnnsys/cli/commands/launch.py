@@ -45,13 +45,13 @@ _SOME_MODES: dict[str, tuple[tuple[str, ...], Any]] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    where = parser.add_mutually_exclusive_group(required=True)
+    where = parser.add_mutually_exclusive_group()
     where.add_argument("--local", type=int, metavar="N", help="N ranks on this machine")
     where.add_argument("--hosts", metavar="FILE", help="on every host of FILE, over ssh (one name per line, or YAML)")
     where.add_argument("--slurm", action="store_true", help="on the nodes of this Slurm allocation, or of a new one")
     where.add_argument("--k8s", action="store_true", help="print a manifest for Kubeflow")
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module, as for python -m")
-    parser.add_argument("--plan", metavar="FILE", help="hosts, ranks, parts and arguments of a plan (docs/launch.md)")
+    parser.add_argument("--plan", metavar="FILE", help="hosts, ranks and parts of a plan (docs/launch.md)")
     parser.add_argument("--print", action="store_true", help="print what would run, and run nothing")
     parser.add_argument("--parts", metavar="DIR", help="parts to look for on every host (else: DIRs in ARGS)")
     parser.add_argument(
@@ -100,7 +100,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _keep_to_the_mode(args: argparse.Namespace) -> None:
     """Refuses options that the mode has no use for, and fills in what was not given."""
-    mode = next(name for name in MODES if (value := getattr(args, name)) is not None and value is not False)
+    given = [name for name in MODES if (value := getattr(args, name)) is not None and value is not False]
+    if not given and args.plan is None:
+        raise ValueError("nobody says where: give --local N, --hosts FILE, --slurm or --k8s, or --plan FILE with hosts")
+    mode = given[0] if given else "hosts"  # those of the plan
     for name, (modes, default) in _SOME_MODES.items():
         if getattr(args, name) is None:
             setattr(args, name, default)
@@ -110,7 +113,17 @@ def _keep_to_the_mode(args: argparse.Namespace) -> None:
 
 
 def _launch(args: argparse.Namespace) -> int:
-    from gnnsys.launch import SRUN, Checks, Launcher, LaunchOptions, job_text, local_hosts, read_hosts, slurm_hosts
+    from gnnsys.launch import (
+        SRUN,
+        Checks,
+        Host,
+        Launcher,
+        LaunchOptions,
+        job_text,
+        local_hosts,
+        read_hosts,
+        slurm_hosts,
+    )
 
     ssh: tuple[str, ...] | None = None
     plan = _read_plan(args)
@@ -118,12 +131,15 @@ def _launch(args: argparse.Namespace) -> int:
         hosts, ssh = slurm_hosts(args.ranks), SRUN
     elif args.hosts is not None:
         hosts, ssh = read_hosts(args.hosts), tuple(shlex.split(args.ssh))
-    else:
+    elif args.local is not None:
         hosts = local_hosts(args.local)
+    else:
+        assert plan is not None
+        hosts, ssh = [Host(name=host.name) for host in plan.hosts], tuple(shlex.split(args.ssh))
     if plan is not None and args.local is not None:
         hosts = plan.choose_here(hosts[0])
     elif plan is not None:
-        hosts = plan.choose(hosts, "this allocation" if args.slurm else args.hosts)
+        hosts = plan.choose(hosts, "this allocation" if args.slurm else args.hosts or args.plan)
     digest = None if plan is None else plan.parts_digest
     words = [*(plan.arguments if plan is not None else ()), *args.args]
     options = LaunchOptions(

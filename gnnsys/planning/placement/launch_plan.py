@@ -23,7 +23,7 @@ from gnnsys.planning.placement.plan_file import PlacedSampler, PlacementPlan, is
 
 _Host = TypeVar("_Host")
 FORMAT, VERSION = "gnnsys-launch-plan", 1
-_KEYS = ("format", "version", "hosts", "parts_digest", "env", "arguments")
+_KEYS = ("format", "version", "hosts", "parts_digest", "env", "arguments", "seconds_per_epoch", "binds")
 _HOST_KEYS = ("name", "ranks", "parts", "samplers")
 _DIGEST = re.compile(r"[0-9a-f]{8}")
 
@@ -42,12 +42,14 @@ class PlannedHost:
 @dataclass(frozen=True, kw_only=True)
 class LaunchPlan:
     """Ranks are numbered in the order of `hosts`. `parts_digest` is that of the manifest of the parts it was made for
-    (`manifest_digest`). `env` and `arguments` are for all ranks."""
+    (`manifest_digest`). `env` and `arguments` are for all ranks. `seconds_per_epoch` and what `binds` were predicted."""
 
     hosts: tuple[PlannedHost, ...]
     parts_digest: int | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()
+    seconds_per_epoch: float | None = None
+    binds: str = ""
 
     @property
     def num_ranks(self) -> int:
@@ -61,7 +63,13 @@ class LaunchPlan:
             for host in plan.hosts
             if host.num_trainers or host.parts or host.samplers
         ]
-        return cls(hosts=tuple(hosts), parts_digest=plan.parts_digest)
+        said = plan.forecast
+        return cls(
+            hosts=tuple(hosts),
+            parts_digest=plan.parts_digest,
+            seconds_per_epoch=said.seconds_per_epoch,
+            binds=said.binds,
+        )
 
     def samplers_of(self, host: str, trainer: int) -> list[tuple[str, int]]:
         """The samplers of a rank, `trainer` among those of its host: where each runs, and its number there."""
@@ -135,7 +143,9 @@ class LaunchPlan:
                 own["samplers"] = [{"host": sampler.host, "trainer": sampler.trainer} for sampler in host.samplers]
             hosts.append({"name": host.name, "ranks": host.num_ranks, **own})
         digest = {} if self.parts_digest is None else {"parts_digest": f"{self.parts_digest:08x}"}
-        return {"format": FORMAT, "version": VERSION, "hosts": hosts, **digest}
+        said = {} if self.seconds_per_epoch is None else {"seconds_per_epoch": self.seconds_per_epoch}
+        binds = {"binds": self.binds} if self.binds else {}
+        return {"format": FORMAT, "version": VERSION, "hosts": hosts, **digest, **said, **binds}
 
 
 def manifest_digest(path: str | os.PathLike[str]) -> int:
@@ -202,8 +212,20 @@ def _plan(values: Any) -> LaunchPlan:
         raise ValueError(f"{wrong[0]!r} can be no name of a variable")
     if not isinstance(words, list) or not all(isinstance(word, str) and "\0" not in word for word in words):
         raise ValueError(f'"arguments" must be a list of words, got {words!r}')
-    number = None if digest is None else int(digest, 16)
-    return LaunchPlan(hosts=hosts, parts_digest=number, env=env, arguments=tuple(words))
+    number, seconds, binds = (
+        None if digest is None else int(digest, 16),
+        values.get("seconds_per_epoch"),
+        values.get("binds", ""),
+    )
+    if seconds is not None and not (
+        isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and seconds > 0
+    ):
+        raise ValueError(f'"seconds_per_epoch" must be a number above 0, got {seconds!r}')
+    if not isinstance(binds, str):
+        raise ValueError(f'"binds" must be a line of text, got {binds!r}')
+    return LaunchPlan(
+        hosts=hosts, parts_digest=number, env=env, arguments=tuple(words), seconds_per_epoch=seconds, binds=binds
+    )
 
 
 def _host(number: int, entry: Any) -> PlannedHost:
