@@ -42,7 +42,7 @@ class PlannedHost:
 @dataclass(frozen=True, kw_only=True)
 class LaunchPlan:
     """Ranks are numbered in the order of `hosts`. `parts_digest` is that of the manifest of the parts it was made for
-    (`manifest_digest`). `env` and `arguments` are for all ranks. `seconds_per_epoch` and what `binds` were predicted."""
+    (`manifest_digest`). `env` and `arguments` are for all ranks. `seconds_per_epoch` and `binds` are a prediction."""
 
     hosts: tuple[PlannedHost, ...]
     parts_digest: int | None = None
