@@ -1,5 +1,5 @@
 """Planning: what runs where, from what this machine can do and what was measured. `execution` plans one process,
-`costs` says what operators cost."""
+`costs` says what operators cost, `memory` what a training job takes at its peak."""
 
 from gnnsys.planning import costs
 from gnnsys.planning.costs import (
@@ -44,6 +44,18 @@ from gnnsys.planning.execution.rules import BatchRule, BatchSizes, plan_batch
 from gnnsys.planning.execution.trial import WayTrial
 from gnnsys.planning.execution.turn_clock import MeasuredTurn, TurnClock
 from gnnsys.planning.execution.way import CACHED, DEVICE, GIVEN, PINNED, Way
+from gnnsys.planning.memory import (
+    JobMemory,
+    TrainingDevice,
+    TrainingJob,
+    WholeGraph,
+    estimate_memory,
+    find_job,
+    format_bytes,
+    make_job,
+    run_steps,
+    training_device,
+)
 from gnnsys.planning.scheduling.grouping import GroupedPlan, plan_groups
 from gnnsys.planning.scheduling.operations import Operation, OperatorCosts, PlanGraph
 from gnnsys.planning.scheduling.sampling_turns import (
@@ -91,6 +103,7 @@ __all__ = [
     "GraphBytes",
     "GroupedPlan",
     "HostProbes",
+    "JobMemory",
     "LayerSize",
     "MachineProfile",
     "MeasuredTurn",
@@ -112,11 +125,14 @@ __all__ = [
     "SamplingStage",
     "SamplingTurns",
     "SumLoad",
+    "TrainingDevice",
+    "TrainingJob",
     "TransferCost",
     "TurnClock",
     "TurnGroup",
     "Way",
     "WayTrial",
+    "WholeGraph",
     "assign_longest_first",
     "assign_nearly_best",
     "best_schedule",
@@ -126,11 +142,15 @@ __all__ = [
     "compare_batches",
     "compute_threads",
     "costs",
+    "estimate_memory",
     "expected_sizes",
+    "find_job",
+    "format_bytes",
     "is_given",
     "least_seconds",
     "list_schedule",
     "machine_profile",
+    "make_job",
     "measure_rates",
     "plan_batch",
     "plan_groups",
@@ -140,9 +160,11 @@ __all__ = [
     "propose_splits",
     "random_block",
     "round_shares",
+    "run_steps",
     "sampling_threads",
     "spread",
     "steady_seconds",
     "time_probes",
+    "training_device",
     "without_sampling",
 ]

@@ -6,7 +6,7 @@
 GROUPS: dict[str, tuple[str, ...]] = {
     "start here": ("demo", "info", "doctor"),
     "prepare data": ("partition", "inspect", "push"),
-    "run": ("plan", "launch", "serve"),
+    "run": ("plan", "estimate", "launch", "serve"),
     "measure": ("bench",),
     "in your shell": ("completion",),
 }
