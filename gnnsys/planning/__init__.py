@@ -45,12 +45,14 @@ from gnnsys.planning.execution.trial import WayTrial
 from gnnsys.planning.execution.turn_clock import MeasuredTurn, TurnClock
 from gnnsys.planning.execution.way import CACHED, DEVICE, GIVEN, PINNED, Way
 from gnnsys.planning.memory import (
+    ArgumentFit,
     JobMemory,
     TrainingDevice,
     TrainingJob,
     WholeGraph,
     estimate_memory,
     find_job,
+    fit_argument,
     format_bytes,
     make_job,
     run_steps,
@@ -86,6 +88,7 @@ __all__ = [
     "GIVEN",
     "KINDS",
     "PINNED",
+    "ArgumentFit",
     "BatchLoad",
     "BatchRule",
     "BatchSchedule",
@@ -145,6 +148,7 @@ __all__ = [
     "estimate_memory",
     "expected_sizes",
     "find_job",
+    "fit_argument",
     "format_bytes",
     "is_given",
     "least_seconds",

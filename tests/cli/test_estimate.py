@@ -26,12 +26,21 @@ def test_the_numbers_are_written_as_json(capsys, tmp_path):
     assert written["device"] == "h200"
 
 
+def test_the_largest_value_that_fits_is_told(capsys):
+    job = "tests.planning.memory.test_fit:job"
+    assert main(["estimate", job, "--fit", "batch_size", "--args", '{"batch_size": 1000}', "--memory", "1m"]) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith("batch_size=") and "fits 1.00 MiB; " in first and first.endswith(" does not")
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         ([JOB, "--args", "{hidden: 3}"], "--args must be JSON"),
         ([JOB, "--args", "[3]"], "--args must be a JSON object"),
         ([JOB, "--device", "tpu"], "device must be one of cpu, h200"),
+        ([JOB, "--memory", "1g"], "--memory is what --fit fits into"),
+        ([JOB, "--fit", "hidden", "--memory", "much"], "much"),
         (["nothing"], "a job is MODULE:FUNCTION"),
     ],
 )

@@ -17,13 +17,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--args", metavar="JSON", default="{}", help="its arguments, such as '{\"hidden\": 256}'")
     parser.add_argument("--device", default="cpu", help="cpu or h200 (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=2, metavar="N", help="steps to trace (default: %(default)s)")
+    parser.add_argument("--fit", metavar="NAME", help="the largest value of this argument that fits, as batch_size")
+    parser.add_argument("--memory", metavar="SIZE", help="16g: what may be taken, with --fit (default: the device's)")
     parser.add_argument("--json", metavar="FILE", help="write every number to FILE; - is standard output")
 
 
 def run(args: argparse.Namespace) -> int:
-    from gnnsys.planning import estimate_memory, find_job
+    from gnnsys.observe import parse_size
+    from gnnsys.planning import estimate_memory, find_job, fit_argument, format_bytes
 
-    found = estimate_memory(find_job(args.job), _arguments(args.args), args.device, args.steps)
+    job, arguments = find_job(args.job), _arguments(args.args)
+    if args.fit is None:
+        if args.memory is not None:
+            raise ValueError("--memory is what --fit fits into: add --fit batch_size, or leave it away")
+        found = estimate_memory(job, arguments, args.device, args.steps)
+    else:
+        capacity = None if args.memory is None else parse_size(args.memory)
+        fitted = fit_argument(job, args.fit, arguments, args.device, capacity, args.steps)
+        found = fitted.memory
+        over = "" if fitted.too_large is None else f"; {fitted.too_large} does not"
+        print(
+            f"{args.fit}={fitted.value} fits {format_bytes(fitted.capacity)}{over}",
+            file=sys.stderr if args.json == "-" else sys.stdout,
+        )
     if args.json == "-":
         print(json.dumps(found.as_json(), indent=1))
         return 0

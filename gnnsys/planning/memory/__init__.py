@@ -4,12 +4,14 @@
 """
 
 from gnnsys.planning.memory.estimate import JobMemory, MemoryShare, estimate_memory, format_bytes
+from gnnsys.planning.memory.fit import ArgumentFit, fit_argument
 from gnnsys.planning.memory.ledger import MemoryKind
 from gnnsys.planning.memory.training_device import DEVICES, TrainingDevice, training_device
 from gnnsys.planning.memory.training_job import TrainingJob, WholeGraph, find_job, make_job, run_steps
 
 __all__ = [
     "DEVICES",
+    "ArgumentFit",
     "JobMemory",
     "MemoryKind",
     "MemoryShare",
@@ -18,6 +20,7 @@ __all__ = [
     "WholeGraph",
     "estimate_memory",
     "find_job",
+    "fit_argument",
     "format_bytes",
     "make_job",
     "run_steps",

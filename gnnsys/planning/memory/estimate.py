@@ -41,6 +41,13 @@ class JobMemory:
     unknown_workspaces: tuple[str, ...]
     num_storages: int
     seconds: float
+    allocated_bytes: int | None = None  # of a device, by the model of its allocator: blocks that are taken
+    reserved_bytes: int | None = None  # and what it has asked of the device, which other jobs cannot have
+
+    @property
+    def needed_bytes(self) -> int:
+        """What must be free for the job to run: of a device what its allocator reserves."""
+        return self.peak_bytes if self.reserved_bytes is None else self.reserved_bytes
 
     def by_kind(self) -> dict[str, int]:
         total: dict[str, int] = defaultdict(int)
@@ -53,7 +60,8 @@ class JobMemory:
 
     def table(self, most_modules: int = 20) -> str:
         """Kinds as columns, modules as rows, the largest first; and where the peak is."""
-        kinds, modules = list(self.by_kind()), defaultdict(lambda: defaultdict(int))
+        kinds = list(self.by_kind())
+        modules: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
         for share in self.shares:
             modules[share.module or _OUTSIDE][share.kind] += share.num_bytes
         order = sorted(modules, key=lambda name: -sum(modules[name].values()))
@@ -64,6 +72,9 @@ class JobMemory:
         rows.append(["all", *(sum(modules[name][kind] for name in order) for kind in kinds)])
         lines = [f"peak on {self.device}: {format_bytes(self.peak_bytes)} ({self.peak_bytes:,} bytes)"]
         lines.append(f"reached in step {self.step + 1}, {self.phase}, by {self.op} in {self.module or _OUTSIDE}")
+        if self.allocated_bytes is not None and self.reserved_bytes is not None:
+            taken, held = format_bytes(self.allocated_bytes), format_bytes(self.reserved_bytes)
+            lines.append(f"of torch's allocator: {taken} allocated, {held} reserved (and the CUDA context)")
         lines += ["", *_aligned([["", *kinds, "sum"], *([str(r[0]), *map(_cell, [*r[1:], sum(r[1:])])] for r in rows)])]
         if self.unknown_workspaces:
             lines.append(f"workspace is not told by: {', '.join(self.unknown_workspaces)}")
@@ -88,7 +99,8 @@ def estimate_memory(
         raise ValueError(
             f"num_steps must be at least 2, for the first one makes the optimizer's state, got {num_steps}"
         )
-    trace = trace_steps(make_job(function, arguments or {}), target.device_type, num_steps)
+    job = make_job(function, arguments or {})
+    trace = trace_steps(job, target.device_type, num_steps, target.matmul_workspace)
     return summarise(trace, target)
 
 
@@ -98,6 +110,7 @@ def summarise(trace: MemoryTrace, target: TrainingDevice) -> JobMemory:
     live = trace.live_at(at)
     last = trace.changes[at - 1][0] if at else None
     workspaces = [record.num_bytes for record, _ in trace.changes if record.kind is MemoryKind.WORKSPACE]
+    memory = None if target.device_type == "cpu" else trace.replay()
     return JobMemory(
         device=target.name,
         peak_bytes=peak,
@@ -110,6 +123,8 @@ def summarise(trace: MemoryTrace, target: TrainingDevice) -> JobMemory:
         unknown_workspaces=trace.unknown_workspaces,
         num_storages=len(trace.given) + sum(change > 0 for _, change in trace.changes),
         seconds=trace.seconds,
+        allocated_bytes=None if memory is None else memory.peak_allocated,
+        reserved_bytes=None if memory is None else memory.peak_reserved,
     )
 
 

@@ -39,6 +39,15 @@ _TAKES_MASKS = {
     torch.ops.aten.index_put_.default,
     torch.ops.aten._index_put_impl_.default,
 }
+PRODUCTS = {
+    torch.ops.aten.mm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten.bmm.default,
+    torch.ops.aten.baddbmm.default,
+    torch.ops.aten.mv.default,
+    torch.ops.aten.addmv.default,
+    torch.ops.aten.dot.default,
+}
 _MASKED_SELECT = torch.ops.aten.masked_select.default
 _BATCH_NORM = torch.ops.aten.native_batch_norm.default
 
@@ -69,8 +78,8 @@ class StorageWatch(TorchDispatchMode):
 
 
 class FakeRows(TorchDispatchMode):
-    """Runs operators on indices, pretends those on rows. `before(name, args)` is told of each operator of ours; what
-    it returns is called when the operator has ended."""
+    """Runs operators on indices, pretends those on rows. `before(name, args)` is told of each operator of ours and
+    of products of matrices; what it returns is called when the operator has ended."""
 
     def __init__(
         self, ledger: StorageLedger, before: Callable[[str, Sequence[Any]], Callable[[], None] | None]
@@ -193,10 +202,10 @@ class FakeRows(TorchDispatchMode):
                 values[1:] = [value.to(weight.dtype) for value in values[1:]]
 
     def _told(self, func: Any, args: Any, kwargs: Any) -> Ended | None:
-        if func.namespace != "gnnsys":
+        if func.namespace != "gnnsys" and func not in PRODUCTS:
             return None
         names = [argument.name for argument in func._schema.arguments[len(args) :]]
-        return self._before(func._opname, [*args, *(kwargs[name] for name in names if name in kwargs)])
+        return self._before(op_name(func), [*args, *(kwargs[name] for name in names if name in kwargs)])
 
     def _no_shapes(self, func: Any) -> str:
         return f"{op_name(func)}{self._place()} tells no shapes: register them with torch.library.register_fake"
@@ -215,9 +224,16 @@ class FakeRows(TorchDispatchMode):
             given = kwargs.get(argument.name) if index >= len(args) else args[index]
             for tensor in _tensors(given if isinstance(given, list | tuple) else [given]):
                 if type(tensor) is not FakeTensor and self._is_real(tensor):
-                    storage = tensor.untyped_storage()
-                    key = storage._cdata
-                    self._written[key] = weakref.ref(storage, lambda _, key=key: self._written.pop(key, None))
+                    self._forget_values(tensor.untyped_storage())
+
+    def _forget_values(self, storage: torch.UntypedStorage) -> None:
+        """Something fake was written there: what reads it is fake from now on."""
+        key = storage._cdata
+
+        def gone(_: Any) -> None:
+            self._written.pop(key, None)
+
+        self._written[key] = weakref.ref(storage, gone)
 
     def _twin_or_value(self, value: Any) -> Any:
         return self._twin(value) if isinstance(value, Tensor) and type(value) is not FakeTensor else value

@@ -49,7 +49,7 @@ class ModuleNames:
             finally:
                 self._leave()
 
-        nn.Module._call_impl = noted_call  # type: ignore[method-assign]
+        nn.Module._call_impl = noted_call  # type: ignore[method-assign, assignment]
         try:
             yield
         finally:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gnnsys.ops import as_if_on, told_workspaces, workspace_bytes
+from gnnsys.planning.memory.caching_allocator import CachingAllocator
 from gnnsys.planning.memory.device_rules import as_on_device, choose_foreach
 from gnnsys.planning.memory.fake_rows import FakeRows, StorageWatch
 from gnnsys.planning.memory.given_tensors import given_tensors
@@ -48,6 +49,19 @@ class MemoryTrace:
                     most, at = live, index + 1
         return most, at
 
+    def replay(self, capacity: int | None = None) -> CachingAllocator:
+        """All of it through a model of the allocator of devices; DeviceFull where `capacity` is too little."""
+        memory = CachingAllocator(capacity)
+        blocks = {id(record): memory.allocate(record.num_bytes) for record in self.given if not record.on_host}
+        for record, change in self.changes:
+            if record.on_host:
+                continue
+            if change > 0:
+                blocks[id(record)] = memory.allocate(record.num_bytes)
+            else:
+                memory.free(blocks.pop(id(record)))
+        return memory
+
     def live_at(self, at: int) -> list[StorageRecord]:
         """The storages that are there after `at` changes."""
         live = {id(record): record for record in self.given}
@@ -59,15 +73,25 @@ class MemoryTrace:
         return [record for record in live.values() if not record.on_host]
 
 
-def trace_steps(job: TrainingJob, device_type: str = "cpu", num_steps: int = 2) -> MemoryTrace:
+def trace_steps(
+    job: TrainingJob, device_type: str = "cpu", num_steps: int = 2, matmul_workspace: int = 0
+) -> MemoryTrace:
     """Traces `num_steps` steps of a job whose tensors are on the CPU, as a device of that type would run them.
 
-    The job is used up: its gradients and its optimizer's state are fake afterwards.
+    `matmul_workspace` bytes are taken by the first product of matrices, and kept. The job is used up: its gradients and
+    its optimizer's state are fake afterwards.
     """
     unknown: set[str] = set()
     scratch = [0]
 
-    def before(op: str, arguments: Sequence[Any]) -> Callable[[], None] | None:
+    def before(name: str, arguments: Sequence[Any]) -> Callable[[], None] | None:
+        nonlocal matmul_workspace
+        namespace, _, op = name.partition("::")
+        if namespace != "gnnsys":
+            if matmul_workspace:
+                ledger.workspace(matmul_workspace, "cuBLAS")
+                matmul_workspace = 0
+            return None
         if (op, device_type) not in told:
             unknown.add(op)
             return None
@@ -75,7 +99,7 @@ def trace_steps(job: TrainingJob, device_type: str = "cpu", num_steps: int = 2) 
         if device_type == "cpu":  # scratch of threads, most of it no tensors: told apart
             scratch.append(num_bytes)
             return None
-        return ledger.workspace(num_bytes, f"gnnsys::{op}") if num_bytes else None
+        return ledger.workspace(num_bytes, name) if num_bytes else None
 
     told = told_workspaces()
     names = ModuleNames(job.model)
