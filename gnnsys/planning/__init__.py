@@ -57,6 +57,7 @@ from gnnsys.planning.memory import (
     make_job,
     run_steps,
     training_device,
+    watched_peak,
 )
 from gnnsys.planning.scheduling.grouping import GroupedPlan, plan_groups
 from gnnsys.planning.scheduling.operations import Operation, OperatorCosts, PlanGraph
@@ -170,5 +171,6 @@ __all__ = [
     "steady_seconds",
     "time_probes",
     "training_device",
+    "watched_peak",
     "without_sampling",
 ]

@@ -32,8 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(epochs with rows from another process), dist (training across hosts of the lab; needs root), fullgraph "
         "(training on the whole graph across hosts of the lab; needs root), samplers (what each costs and what a model "
         "learns by it; lab/ needs root), links (ranks among all nodes, negatives; lab/ needs root), typed (layers of "
-        "typed graphs; embeddings/ needs root), execution (loaders that plan) or gpu (kernels, sampling and epochs on "
-        "a GPU); or, with files, "
+        "typed graphs; embeddings/ needs root), execution (loaders that plan), jobs (memory of training jobs) or gpu "
+        "(kernels, sampling and epochs on a GPU); or, with files, "
         "suite FILE (a matrix of training jobs), compare BEFORE AFTER (results, with a verdict each) or plot RESULTS "
         "(pictures of a suite)",
     )

@@ -3,7 +3,7 @@
 `estimate_memory(function, arguments, device)` traces the job that a function returns; docs/estimate.md says how.
 """
 
-from gnnsys.planning.memory.estimate import JobMemory, MemoryShare, estimate_memory, format_bytes
+from gnnsys.planning.memory.estimate import JobMemory, MemoryShare, estimate_memory, format_bytes, watched_peak
 from gnnsys.planning.memory.fit import ArgumentFit, fit_argument
 from gnnsys.planning.memory.ledger import MemoryKind
 from gnnsys.planning.memory.training_device import DEVICES, TrainingDevice, training_device
@@ -25,4 +25,5 @@ __all__ = [
     "make_job",
     "run_steps",
     "training_device",
+    "watched_peak",
 ]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gnnsys.planning.memory.ledger import MemoryKind, StorageRecord
 from gnnsys.planning.memory.training_device import TrainingDevice, training_device
-from gnnsys.planning.memory.training_job import make_job
+from gnnsys.planning.memory.training_job import TrainingJob, make_job
 
 if TYPE_CHECKING:
     from gnnsys.planning.memory.trace import MemoryTrace
@@ -65,17 +65,18 @@ class JobMemory:
         for share in self.shares:
             modules[share.module or _OUTSIDE][share.kind] += share.num_bytes
         order = sorted(modules, key=lambda name: -sum(modules[name].values()))
-        rows = [[name, *(modules[name][kind] for kind in kinds)] for name in order[:most_modules]]
+        rows = [(name, [modules[name][kind] for kind in kinds]) for name in order[:most_modules]]
         if order[most_modules:]:
             rest = [sum(modules[name][kind] for name in order[most_modules:]) for kind in kinds]
-            rows.append([f"({len(order) - most_modules} more)", *rest])
-        rows.append(["all", *(sum(modules[name][kind] for name in order) for kind in kinds)])
+            rows.append((f"({len(order) - most_modules} more)", rest))
+        rows.append(("all", [sum(modules[name][kind] for name in order) for kind in kinds]))
         lines = [f"peak on {self.device}: {format_bytes(self.peak_bytes)} ({self.peak_bytes:,} bytes)"]
         lines.append(f"reached in step {self.step + 1}, {self.phase}, by {self.op} in {self.module or _OUTSIDE}")
         if self.allocated_bytes is not None and self.reserved_bytes is not None:
             taken, held = format_bytes(self.allocated_bytes), format_bytes(self.reserved_bytes)
             lines.append(f"of torch's allocator: {taken} allocated, {held} reserved (and the CUDA context)")
-        lines += ["", *_aligned([["", *kinds, "sum"], *([str(r[0]), *map(_cell, [*r[1:], sum(r[1:])])] for r in rows)])]
+        cells = [[name, *map(_cell, [*sizes, sum(sizes)])] for name, sizes in rows]
+        lines += ["", *_aligned([["", *kinds, "sum"], *cells])]
         if self.unknown_workspaces:
             lines.append(f"workspace is not told by: {', '.join(self.unknown_workspaces)}")
         return "\n".join(lines)
@@ -102,6 +103,13 @@ def estimate_memory(
     job = make_job(function, arguments or {})
     trace = trace_steps(job, target.device_type, num_steps, target.matmul_workspace)
     return summarise(trace, target)
+
+
+def watched_peak(job: TrainingJob, num_steps: int = 2) -> int:
+    """Runs the steps on the CPU for real and tells the most bytes of tensors that are live at a time."""
+    from gnnsys.planning.memory.trace import watch_steps
+
+    return watch_steps(job, num_steps).peak()[0]
 
 
 def summarise(trace: MemoryTrace, target: TrainingDevice) -> JobMemory:
