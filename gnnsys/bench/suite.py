@@ -20,7 +20,7 @@ from gnnsys.bench.workload import FULL, QUICK, Workload
 
 SUITES = (
     "ops", "loader", "partition", "store", "pipeline", "dist", "fullgraph", "gpu", "samplers", "links", "typed",
-    "execution", "plan",
+    "execution", "plan", "jobs",
 )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from gnnsys.ops import (
     MultipliedRows,
     SummedRows,
     degrees,
+    device_kind,
     is_captured,
     sorted_structures,
 )
@@ -120,7 +121,7 @@ def from_edge_index(edge_index: Tensor, num_src: int, num_dst: int) -> tuple[CSC
 
     def make() -> CSC:
         least_src, least_dst, ends = STRUCTURES.find(edge_index, key=BY_DESTINATION, default=NOT_KNOWN)
-        if not edge_index.is_cuda or ends is None or num_src < least_src or num_dst < least_dst:
+        if device_kind(edge_index) != "cuda" or ends is None or num_src < least_src or num_dst < least_dst:
             csc = CSC.from_edge_index(edge_index, num_src, num_dst, narrow=True)
         else:
             csc = CSC.from_sorted(edge_index, num_src, num_dst, ends)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gnnsys.ops import CSC
+from gnnsys.ops import CSC, device_kind
 
 # Multiply-adds done in the time in which spmm moves one element: 0.45 ns / 0.11 ns on a Neoverse-N1; on an H200 30
 # float32 ones a picosecond against 4 TB/s, rounded to a power of two.
@@ -24,7 +24,7 @@ def transform_first(csc: CSC, x: Tensor, out_channels: int) -> bool:
     which need no gradient (a first layer's) spare the backward pass of an aggregation done on them.
     """
     in_channels = x.shape[-1]
-    gather = MACS_PER_GATHER.get(x.device.type, MACS_PER_GATHER["cuda"])
+    gather = MACS_PER_GATHER.get(device_kind(x), MACS_PER_GATHER["cuda"])
     dense_first = csc.num_src * in_channels * out_channels
     dense_last = csc.num_dst * in_channels * out_channels
     passes_last = 2 if torch.is_grad_enabled() and x.requires_grad else 1

@@ -32,6 +32,7 @@ from gnnsys.ops.buffers import BufferPool
 from gnnsys.ops.cached_rows import gather_cached
 from gnnsys.ops.copies_together import to_host_together
 from gnnsys.ops.csc import CSC, WEIGHT, EdgeData, WholeDegrees, WholeWeights, is_captured, sorted_structures
+from gnnsys.ops.device_kind import as_if_on, device_kind
 from gnnsys.ops.device_reads import DeviceReads
 from gnnsys.ops.dropout import dropout_rows
 from gnnsys.ops.generate import class_features, planted_edges, planted_labels, random_permutation, rmat_edges
@@ -147,6 +148,7 @@ __all__ = [
     "add_fingerprints",
     "address_of",
     "as_bytes",
+    "as_if_on",
     "bfs_order",
     "both_directions",
     "bucket_ids",
@@ -158,6 +160,7 @@ __all__ = [
     "contract_clusters",
     "count_visits",
     "degrees",
+    "device_kind",
     "draw_below",
     "drop_pages",
     "dropout_rows",

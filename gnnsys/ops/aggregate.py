@@ -18,6 +18,7 @@ from gnnsys.ops._library import native
 from gnnsys.ops._spmm_scratch import padded_size, row_scratch, split_bytes
 from gnnsys.ops._workspace import Expected, takes_outputs_only, tells_workspace
 from gnnsys.ops.csc import CSC
+from gnnsys.ops.device_kind import device_kind
 
 REDUCTIONS = ("sum", "mean", "max", "min")
 
@@ -44,7 +45,7 @@ def spmm(csc: CSC, x: Tensor, weight: Tensor | None = None, reduce: str = "sum")
     weight = None if weight is None else weight.contiguous()
     if reduce in ("max", "min"):
         # The gradient scatters on the CPU; on a GPU it gathers over the transpose, to be the same on every run.
-        transposed = transposed_if_needed(csc, x if x.is_cuda else None)
+        transposed = transposed_if_needed(csc, x if device_kind(x) == "cuda" else None)
         return _spmm_extreme(csc.indptr, csc.indices, x, weight, reduce == "min", *transposed)[0]
     dst_scale = _mean_scale(csc, x) if reduce == "mean" else None
     return _spmm(csc.indptr, csc.indices, None, x, weight, None, dst_scale, *transposed_if_needed(csc, x))

@@ -1,5 +1,5 @@
 """Planning: what runs where, from what this machine can do and what was measured. `execution` plans one process,
-`costs` says what operators cost, `simulation` says how long a job takes on a cluster."""
+`costs` says what operators cost, `simulation` how long a job takes on a cluster, `memory` what it takes at its peak."""
 
 from gnnsys.planning import costs
 from gnnsys.planning.cluster.cluster import Cluster, ClusterHost, ClusterUplink
@@ -48,6 +48,21 @@ from gnnsys.planning.execution.rules import BatchRule, BatchSizes, plan_batch
 from gnnsys.planning.execution.trial import WayTrial
 from gnnsys.planning.execution.turn_clock import MeasuredTurn, TurnClock
 from gnnsys.planning.execution.way import CACHED, DEVICE, GIVEN, PINNED, Way
+from gnnsys.planning.memory import (
+    ArgumentFit,
+    JobMemory,
+    TrainingDevice,
+    TrainingJob,
+    WholeGraph,
+    estimate_memory,
+    find_job,
+    fit_argument,
+    format_bytes,
+    make_job,
+    run_steps,
+    training_device,
+    watched_peak,
+)
 from gnnsys.planning.placement import (
     BASELINES,
     CostBounds,
@@ -137,6 +152,7 @@ __all__ = [
     "POLICIES",
     "PRODUCTS",
     "WORK",
+    "ArgumentFit",
     "BatchLoad",
     "BatchRule",
     "BatchSchedule",
@@ -166,6 +182,7 @@ __all__ = [
     "GroupedPlan",
     "HostProbes",
     "JobGradients",
+    "JobMemory",
     "JobPlacer",
     "JobProfile",
     "LaunchPlan",
@@ -208,12 +225,15 @@ __all__ = [
     "SimulatedRun",
     "SumLoad",
     "TaskCounts",
+    "TrainingDevice",
+    "TrainingJob",
     "TrainingTasks",
     "TransferCost",
     "TurnClock",
     "TurnGroup",
     "Way",
     "WayTrial",
+    "WholeGraph",
     "all_placements",
     "assign_longest_first",
     "assign_nearly_best",
@@ -226,18 +246,23 @@ __all__ = [
     "compute_threads",
     "costs",
     "distdgl_placement",
+    "estimate_memory",
     "even_placement",
     "exhaustive",
     "expected_sizes",
     "explore",
+    "find_job",
     "first_placement",
+    "fit_argument",
     "fit_work",
+    "format_bytes",
     "is_given",
     "is_placement_plan",
     "least_seconds",
     "list_schedule",
     "machine_profile",
     "machines_of",
+    "make_job",
     "manifest_digest",
     "measure_rates",
     "mix",
@@ -256,6 +281,7 @@ __all__ = [
     "read_launch_plan",
     "round_shares",
     "run_bounds",
+    "run_steps",
     "sampling_threads",
     "simulate",
     "simulate_plan",
@@ -264,5 +290,7 @@ __all__ = [
     "steady_seconds",
     "step_seconds",
     "time_probes",
+    "training_device",
+    "watched_peak",
     "without_sampling",
 ]

@@ -6,7 +6,7 @@
 GROUPS: dict[str, tuple[str, ...]] = {
     "start here": ("demo", "info", "doctor"),
     "prepare data": ("partition", "inspect", "push"),
-    "run": ("profile", "plan", "simulate", "launch", "serve", "assist"),
+    "run": ("profile", "plan", "simulate", "estimate", "launch", "serve", "assist"),
     "measure": ("bench",),
     "in your shell": ("completion",),
 }

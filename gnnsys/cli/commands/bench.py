@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(training on the whole graph across hosts of the lab; needs root), samplers (what each costs and what a model "
         "learns by it; lab/ needs root), links (ranks among all nodes, negatives; lab/ needs root), typed (layers of "
         "typed graphs; embeddings/ needs root), execution (loaders that plan), plan (jobs that are simulated before "
-        "they run) or gpu (kernels, sampling and epochs on a GPU); or, with files, "
+        "they run), jobs (memory of training jobs) or gpu (kernels, sampling and epochs on a GPU); or, with files, "
         "suite FILE (a matrix of training jobs), compare BEFORE AFTER (results, with a verdict each) or plot RESULTS "
         "(pictures of a suite)",
     )

@@ -1,0 +1,146 @@
+"""torch's caching allocator of CUDA devices, as a model: what allocations of given sizes, in order, take of a device.
+
+Sizes are rounded up to 512 bytes. Up to 1 MiB they come from the small pool, in segments of 2 MiB; larger ones from the
+large pool, in segments of 20 MiB, or from 10 MiB on of their own size rounded up to 2 MiB. The smallest free block of
+the stream that is large enough is taken. It is split where 512 bytes (small pool) or more than 1 MiB (large) remain.
+What is freed joins its free neighbours and stays reserved. A full device gives back segments that are free as a whole.
+
+Left out: expandable segments, `max_split_size_mb`, `roundup_power2_divisions`, garbage collection: all off by default.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from dataclasses import dataclass, field
+
+_MIN_BLOCK = 512
+_SMALL_SIZE, _SMALL_SEGMENT = 1 << 20, 2 << 20
+_LARGE_SEGMENT, _MIN_LARGE, _ROUND_LARGE = 20 << 20, 10 << 20, 2 << 20
+
+
+class DeviceFull(ValueError):
+    """An allocation does not fit what is left of the device's capacity."""
+
+
+@dataclass(eq=False, slots=True)
+class CachedBlock:
+    """A part of a segment: taken or free. `before` and `after` are its neighbours there."""
+
+    address: int
+    size: int
+    stream: int
+    is_small: bool
+    is_taken: bool = False
+    before: CachedBlock | None = None
+    after: CachedBlock | None = None
+
+    @property
+    def is_segment(self) -> bool:
+        return self.before is None and self.after is None
+
+
+def round_size(num_bytes: int) -> int:
+    return max(_MIN_BLOCK, -(-num_bytes // _MIN_BLOCK) * _MIN_BLOCK)
+
+
+def segment_size(size: int) -> int:
+    """What is asked of the device for a block of a rounded size that no free one has room for."""
+    if size <= _SMALL_SIZE:
+        return _SMALL_SEGMENT
+    return _LARGE_SEGMENT if size < _MIN_LARGE else -(-size // _ROUND_LARGE) * _ROUND_LARGE
+
+
+@dataclass
+class CachingAllocator:
+    """`allocated` are bytes of blocks that are taken, `reserved` those of segments; peaks are the most of each.
+
+    >>> memory = CachingAllocator()
+    >>> block = memory.allocate(100)
+    >>> memory.allocated, memory.reserved
+    (512, 2097152)
+    """
+
+    capacity: int | None = None
+    allocated: int = 0
+    reserved: int = 0
+    peak_allocated: int = 0
+    peak_reserved: int = 0
+    num_segments: int = 0
+    _free: dict[bool, list[tuple[int, int, int, CachedBlock]]] = field(default_factory=lambda: {True: [], False: []})
+    _next_address: int = 0
+
+    def allocate(self, num_bytes: int, stream: int = 0) -> CachedBlock:
+        """A block for `num_bytes`; DeviceFull where nothing is left."""
+        size = round_size(num_bytes)
+        block = self._best_free(size, stream) or self._new_segment(size, stream)
+        rest = block.size - size
+        if rest >= _MIN_BLOCK if block.is_small else rest > _SMALL_SIZE:
+            self._put_free(self._split(block, size))
+        block.is_taken = True
+        self.allocated += block.size
+        self.peak_allocated = max(self.peak_allocated, self.allocated)
+        return block
+
+    def free(self, block: CachedBlock) -> None:
+        assert block.is_taken
+        block.is_taken = False
+        self.allocated -= block.size
+        for neighbour in (block.before, block.after):
+            if neighbour is not None and not neighbour.is_taken:
+                self._take_free(neighbour)
+                block = self._join(*sorted((block, neighbour), key=lambda each: each.address))
+        self._put_free(block)
+
+    def release_cached(self) -> None:
+        """Gives segments back that are free as a whole, as `torch.cuda.empty_cache` does."""
+        for pool in self._free.values():
+            for entry in [entry for entry in pool if entry[-1].is_segment]:
+                pool.remove(entry)
+                self.reserved -= entry[-1].size
+                self.num_segments -= 1
+
+    def _best_free(self, size: int, stream: int) -> CachedBlock | None:
+        pool = self._free[size <= _SMALL_SIZE]
+        place = bisect_left(pool, (stream, size, -1))
+        if place == len(pool) or pool[place][0] != stream:
+            return None
+        return pool.pop(place)[-1]
+
+    def _new_segment(self, size: int, stream: int) -> CachedBlock:
+        wanted = segment_size(size)
+        if self.capacity is not None and self.reserved + wanted > self.capacity:
+            self.release_cached()
+            if self.reserved + wanted > self.capacity:
+                raise DeviceFull(
+                    f"{wanted} bytes are asked for, and {self.capacity - self.reserved} of {self.capacity} are left"
+                )
+        block = CachedBlock(self._next_address, wanted, stream, size <= _SMALL_SIZE)
+        self._next_address += wanted
+        self.reserved += wanted
+        self.num_segments += 1
+        self.peak_reserved = max(self.peak_reserved, self.reserved)
+        return block
+
+    @staticmethod
+    def _split(block: CachedBlock, size: int) -> CachedBlock:
+        rest = CachedBlock(block.address + size, block.size - size, block.stream, block.is_small)
+        rest.before, rest.after, block.size = block, block.after, size
+        if rest.after is not None:
+            rest.after.before = rest
+        block.after = rest
+        return rest
+
+    @staticmethod
+    def _join(first: CachedBlock, second: CachedBlock) -> CachedBlock:
+        first.size += second.size
+        first.after = second.after
+        if first.after is not None:
+            first.after.before = first
+        return first
+
+    def _put_free(self, block: CachedBlock) -> None:
+        insort(self._free[block.is_small], (block.stream, block.size, block.address, block))
+
+    def _take_free(self, block: CachedBlock) -> None:
+        pool = self._free[block.is_small]
+        del pool[bisect_left(pool, (block.stream, block.size, block.address))]

@@ -1,0 +1,307 @@
+"""The dispatch mode of a trace: integers are real, rows are fake.
+
+An operator on indices runs, so that sizes that depend on them (the edges of a CSC, the self loops that are there) are
+those of the real run. An operator on rows has shapes alone: no row is computed and none is stored. torch's own
+FakeTensorMode has fake indices too and stops at the first such size.
+
+Real rows (weights, a loaded batch) are never read: each has a fake twin of the same storage size. A number that is one
+value (a learning rate, the step counter of Adam) stays real as long as nothing fake is written into it.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from gnnsys.planning.memory.accumulation import in_place, works_in_place
+from gnnsys.planning.memory.ledger import MemoryKind, StepPhase, StorageLedger
+
+_ONE_VALUE = 16  # bytes: a storage of a single number
+_CPU = torch.device("cpu")
+_LIFT = torch.ops.aten.lift_fresh.default
+_TAKES_MASKS = {
+    torch.ops.aten.index.Tensor,
+    torch.ops.aten.index_put.default,
+    torch.ops.aten.index_put_.default,
+    torch.ops.aten._index_put_impl_.default,
+}
+PRODUCTS = {
+    torch.ops.aten.mm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten.bmm.default,
+    torch.ops.aten.baddbmm.default,
+    torch.ops.aten.mv.default,
+    torch.ops.aten.addmv.default,
+    torch.ops.aten.dot.default,
+}
+_MASKED_SELECT = torch.ops.aten.masked_select.default
+_BATCH_NORM = torch.ops.aten.native_batch_norm.default
+
+
+Ended: TypeAlias = Callable[[], None]
+
+
+class TraceEnds(ValueError):
+    """The trace cannot go on: the message names the operator and why."""
+
+
+class StorageWatch(TorchDispatchMode):
+    """Enters what operators make into a ledger, and runs them as they are: how a real run is measured."""
+
+    def __init__(self, ledger: StorageLedger) -> None:
+        super().__init__()
+        self.ledger = ledger
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if works_in_place(func, args, kwargs):
+            return in_place(func)(*args, **(kwargs or {}))
+        _enter_captured(self.ledger, func, _tensors(tree_flatten((args, kwargs))[0]))
+        out = func(*args, **(kwargs or {}))
+        for value in tree_flatten(out)[0]:
+            if isinstance(value, Tensor):
+                self.ledger.made(value, op_name(func))
+        return out
+
+
+class FakeRows(TorchDispatchMode):
+    """Runs operators on indices, pretends those on rows. `before(name, args)` is told of each operator of ours and
+    of products of matrices; what it returns is called when the operator has ended."""
+
+    def __init__(
+        self, ledger: StorageLedger, before: Callable[[str, Sequence[Any]], Callable[[], None] | None]
+    ) -> None:
+        super().__init__()
+        self.ledger, self._before = ledger, before
+        self._fake_mode = FakeTensorMode()
+        self._twins: dict[int, weakref.ref[Any]] = {}  # real storage -> fake one
+        self._twin_of: dict[int, tuple[weakref.ref[Any], Tensor]] = {}  # fake storage -> keeps the real one alive
+        self._written: dict[int, weakref.ref[Any]] = {}  # real storages into which something fake was written
+        self._makes_rows: dict[Any, bool | None] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if works_in_place(func, args, kwargs):
+            return args[0]
+        kwargs = kwargs or {}
+        flat, spec = tree_flatten((args, kwargs))
+        tensors = [value for value in flat if isinstance(value, Tensor)]
+        _enter_captured(self.ledger, func, tensors)
+        if all(map(self._is_real, tensors)):
+            makes_rows = self._asks_for_rows(func, flat, spec)
+            if not makes_rows:
+                return self._run(func, args, kwargs, turns_fake=makes_rows is None)
+        return self._pretend(func, flat, spec)
+
+    def _is_real(self, tensor: Tensor) -> bool:
+        if type(tensor) is FakeTensor:
+            return False
+        if _has_rows(tensor) and tensor.untyped_storage().nbytes() > _ONE_VALUE:
+            return False
+        return not self._written or tensor.untyped_storage()._cdata not in self._written
+
+    def _asks_for_rows(self, func: Any, flat: list[Any], spec: Any) -> bool | None:
+        """Whether the operator makes rows of indices; None where only a run can tell its sizes."""
+        sizes = tuple(value for value in flat if isinstance(value, int)) if not _tensors(flat) else ()
+        key = (func, sizes, *(_sort_of(value) for value in flat))
+        if key not in self._makes_rows:
+            args, kwargs = tree_unflatten([self._twin_or_value(value) for value in flat], spec)
+            try:
+                with self._fake_mode:
+                    results = _tensors(tree_flatten(func(*args, **kwargs))[0])
+                self._makes_rows[key] = any(_has_rows(t) and t.untyped_storage().nbytes() > _ONE_VALUE for t in results)
+            except (DynamicOutputShapeException, DataDependentOutputException, UnsupportedOperatorException):
+                self._makes_rows[key] = None
+        return self._makes_rows[key]
+
+    def _run(self, func: Any, args: Any, kwargs: Any, turns_fake: bool) -> Any:
+        ended = self._told(func, args, kwargs)
+        out = func(*args, **kwargs)
+        values, spec = tree_flatten(out)
+        for index, value in enumerate(values):
+            if isinstance(value, Tensor):
+                if turns_fake and _has_rows(value) and value.untyped_storage().nbytes() > _ONE_VALUE:
+                    values[index] = value = self._like(value)
+                self.ledger.made(value, op_name(func), is_index=not _has_rows(value))
+        if ended is not None:
+            ended()
+        return tree_unflatten(values, spec)
+
+    def _pretend(self, func: Any, flat: list[Any], spec: Any) -> Any:
+        if self.ledger.phase is StepPhase.OPTIMIZER and _only_writes(func):
+            self._note_writes(func, flat, spec)
+            return tree_unflatten(flat, spec)[0][0] if func._schema.returns else None
+        if func in _TAKES_MASKS:
+            flat, spec = tree_flatten(self._masks_as_places(*tree_unflatten(flat, spec)))
+        twins = [self._twin_or_value(value) for value in flat]
+        original = {id(twin): value for twin, value in zip(twins, flat, strict=True) if isinstance(value, Tensor)}
+        args, kwargs = tree_unflatten(twins, spec)
+        ended = self._told(func, args, kwargs)
+        try:
+            chosen = int(flat[1].expand(flat[0].shape).sum()) if self._selects_by_real_mask(func, flat) else None
+            with self._fake_mode:
+                out = func(*args, **kwargs) if chosen is None else args[0].new_empty(chosen)
+        except (DynamicOutputShapeException, DataDependentOutputException) as error:
+            raise TraceEnds(
+                f"{op_name(func)}{self._place()} asks for a value or a size that depends on rows, which a trace does "
+                "not compute: take it out of the step (loss.item(), a mask of rows made by comparing them), or run the "
+                "job to learn its memory"
+            ) from error
+        except UnsupportedOperatorException as error:
+            raise TraceEnds(self._no_shapes(func)) from error
+        except RuntimeError as error:
+            if "no fake impl" not in str(error):
+                raise
+            raise TraceEnds(self._no_shapes(func)) from error
+        self._note_writes(func, flat, spec)
+        values, out_spec = tree_flatten(out)
+        if func is _BATCH_NORM:
+            self._correct_batch_norm(values, args)
+        for index, value in enumerate(values):
+            if isinstance(value, Tensor):
+                if id(value) in original:
+                    values[index] = original[id(value)]
+                elif value.untyped_storage()._cdata not in self._twin_of:
+                    self.ledger.made(value, op_name(func))
+        if ended is not None:
+            ended()
+        return tree_unflatten(values, out_spec)
+
+    def _masks_as_places(self, args: Sequence[Any], kwargs: Any) -> tuple[Sequence[Any], Any]:
+        """Indexing by a real mask, as torch does it: by the places where it is true, found for this operator alone."""
+        indices: list[Any] = []
+        for index in args[1]:
+            if isinstance(index, Tensor) and index.dtype == torch.bool and self._is_real(index):
+                places = index.nonzero()
+                self.ledger.made(places, "aten::nonzero", is_index=True)
+                indices += places.unbind(1)
+            else:
+                indices.append(index)
+        return (args[0], indices, *args[2:]), kwargs
+
+    def _selects_by_real_mask(self, func: Any, flat: list[Any]) -> bool:
+        return func is _MASKED_SELECT and self._is_real(flat[1])
+
+    def _correct_batch_norm(self, values: list[Any], args: Sequence[Any]) -> None:
+        """torch 2.13 gives a batch's mean and deviation the dtype of rows; they have that of the weights."""
+        rows, weight = args[0], args[1]
+        if weight is not None and weight.dtype != rows.dtype:
+            with self._fake_mode:
+                values[1:] = [value.to(weight.dtype) for value in values[1:]]
+
+    def _told(self, func: Any, args: Any, kwargs: Any) -> Ended | None:
+        if func.namespace != "gnnsys" and func not in PRODUCTS:
+            return None
+        names = [argument.name for argument in func._schema.arguments[len(args) :]]
+        return self._before(op_name(func), [*args, *(kwargs[name] for name in names if name in kwargs)])
+
+    def _no_shapes(self, func: Any) -> str:
+        return f"{op_name(func)}{self._place()} tells no shapes: register them with torch.library.register_fake"
+
+    def _place(self) -> str:
+        module, _ = self.ledger.where()
+        return f" in {module}" if module else ""
+
+    def _note_writes(self, func: Any, flat: list[Any], spec: Any) -> None:
+        if not func._schema.is_mutable:
+            return
+        args, kwargs = tree_unflatten(flat, spec)
+        for index, argument in enumerate(func._schema.arguments):
+            if argument.alias_info is None or not argument.alias_info.is_write:
+                continue
+            given = kwargs.get(argument.name) if index >= len(args) else args[index]
+            for tensor in _tensors(given if isinstance(given, list | tuple) else [given]):
+                if type(tensor) is not FakeTensor and self._is_real(tensor):
+                    self._forget_values(tensor.untyped_storage())
+
+    def _forget_values(self, storage: torch.UntypedStorage) -> None:
+        """Something fake was written there: what reads it is fake from now on."""
+        key = storage._cdata
+
+        def gone(_: Any) -> None:
+            self._written.pop(key, None)
+
+        self._written[key] = weakref.ref(storage, gone)
+
+    def _twin_or_value(self, value: Any) -> Any:
+        return self._twin(value) if isinstance(value, Tensor) and type(value) is not FakeTensor else value
+
+    def _twin(self, tensor: Tensor) -> FakeTensor:
+        """A fake tensor of the same shape, over the fake storage that stands for the real one."""
+        real = tensor.untyped_storage()
+        found = self._twins.get(real._cdata)
+        storage = None if found is None else found()
+        if storage is None:
+            storage = torch.UntypedStorage(real.nbytes(), device="meta")
+            self._tie(storage, tensor.detach(), real._cdata)
+        with torch._C._DisableTorchDispatch():
+            meta = torch.empty(0, dtype=tensor.dtype, device="meta")
+            meta.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())  # type: ignore[call-overload]
+            return FakeTensor(self._fake_mode, meta, _CPU)
+
+    def _tie(self, fake: torch.UntypedStorage, tensor: Tensor, real_key: int) -> None:
+        fake_key = fake._cdata
+
+        def gone(_: Any) -> None:
+            self._twins.pop(real_key, None)
+            self._twin_of.pop(fake_key, None)
+
+        self._twins[real_key] = reference = weakref.ref(fake, gone)
+        self._twin_of[fake_key] = reference, tensor
+
+    def _like(self, tensor: Tensor) -> Tensor:
+        with self._fake_mode:
+            return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_CPU)
+
+
+def op_name(func: Any) -> str:
+    return f"{func.namespace}::{func._opname}"
+
+
+@functools.cache
+def _only_writes(func: Any) -> bool:
+    """Whether an operator makes nothing: it writes its first argument, and returns that or nothing."""
+    schema, first = func._schema, func._schema.arguments[0]
+    if func.namespace != "aten" or first.alias_info is None or not first.alias_info.is_write:
+        return False
+    if torch.Tag.inplace_view in func.tags or func._opname in ("set_", "resize_", "resize_as_"):
+        return False
+    if any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments[1:]):
+        return False
+    return not schema.returns or (len(schema.returns) == 1 and schema.returns[0].alias_info is not None)
+
+
+def _has_rows(tensor: Tensor) -> bool:
+    return tensor.dtype.is_floating_point or tensor.dtype.is_complex
+
+
+def _tensors(values: Sequence[Any]) -> list[Tensor]:
+    return [value for value in values if isinstance(value, Tensor)]
+
+
+def _enter_captured(ledger: StorageLedger, func: Any, tensors: Sequence[Tensor]) -> None:
+    """Arguments that nobody entered: `torch.tensor(...)` made them just now, all others were there before."""
+    for tensor in tensors:
+        if type(tensor) is not FakeTensor:
+            if func is _LIFT:
+                ledger.made(tensor, "torch.tensor", is_index=not _has_rows(tensor))
+            else:
+                ledger.given(tensor, MemoryKind.INPUTS, "captured")
+
+
+def _sort_of(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.dtype, value.dim(), value.numel() < 3
+    return value if isinstance(value, torch.dtype) else type(value)

@@ -1,0 +1,201 @@
+"""Traces training steps on fake rows, or watches real ones: both give the same list of changes of memory."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gnnsys.ops import as_if_on, told_workspaces, workspace_bytes
+from gnnsys.planning.memory.caching_allocator import CachingAllocator
+from gnnsys.planning.memory.device_rules import as_on_device, choose_foreach
+from gnnsys.planning.memory.fake_rows import FakeRows, StorageWatch
+from gnnsys.planning.memory.given_tensors import given_tensors
+from gnnsys.planning.memory.ledger import MemoryKind, StepPhase, StorageLedger, StorageRecord
+from gnnsys.planning.memory.module_names import ModuleNames
+from gnnsys.planning.memory.training_job import TrainingJob, run_steps
+
+
+@dataclass(frozen=True)
+class MemoryTrace:
+    """What was there at the start, and every change after it, in order: (storage, bytes more or less)."""
+
+    given: list[StorageRecord]
+    changes: list[tuple[StorageRecord, int]]
+    seconds: float
+    unknown_workspaces: tuple[str, ...] = ()
+    starts: list[int] = field(default_factory=list)  # of each step: the first of its changes
+    most_scratch: int = 0  # of a native op on the CPU, beside its results and outside of the peak
+
+    @property
+    def start_bytes(self) -> int:
+        return sum(record.num_bytes for record in self.given if not record.on_host)
+
+    def peak(self) -> tuple[int, int]:
+        """(bytes, the number of changes after which they are live)."""
+        live = most = self.start_bytes
+        at = 0
+        for index, (record, change) in enumerate(self.changes):
+            if not record.on_host:
+                live += change
+                if live > most:
+                    most, at = live, index + 1
+        return most, at
+
+    def replay(self, capacity: int | None = None) -> CachingAllocator:
+        """All of it through a model of the allocator of devices; DeviceFull where `capacity` is too little."""
+        memory = CachingAllocator(capacity)
+        blocks = {id(record): memory.allocate(record.num_bytes) for record in self.given if not record.on_host}
+        for record, change in self.changes:
+            if record.on_host:
+                continue
+            if change > 0:
+                blocks[id(record)] = memory.allocate(record.num_bytes)
+            else:
+                memory.free(blocks.pop(id(record)))
+        return memory
+
+    def live_at(self, at: int) -> list[StorageRecord]:
+        """The storages that are there after `at` changes."""
+        live = {id(record): record for record in self.given}
+        for record, change in self.changes[:at]:
+            if change > 0:
+                live[id(record)] = record
+            else:
+                live.pop(id(record), None)
+        return [record for record in live.values() if not record.on_host]
+
+
+def trace_steps(
+    job: TrainingJob, device_type: str = "cpu", num_steps: int = 2, matmul_workspace: int = 0
+) -> MemoryTrace:
+    """Traces `num_steps` steps of a job whose tensors are on the CPU, as a device of that type would run them.
+
+    `matmul_workspace` bytes are taken by the first product of matrices, and kept. The job is used up: its gradients and
+    its optimizer's state are fake afterwards.
+    """
+    unknown: set[str] = set()
+    scratch = [0]
+
+    def before(name: str, arguments: Sequence[Any]) -> Callable[[], None] | None:
+        nonlocal matmul_workspace
+        namespace, _, op = name.partition("::")
+        if namespace != "gnnsys":
+            if matmul_workspace:
+                ledger.workspace(matmul_workspace, "cuBLAS")
+                matmul_workspace = 0
+            return None
+        if (op, device_type) not in told:
+            unknown.add(op)
+            return None
+        num_bytes = workspace_bytes(op, *arguments, device=device_type)
+        if device_type == "cpu":  # scratch of threads, most of it no tensors: told apart
+            scratch.append(num_bytes)
+            return None
+        return ledger.workspace(num_bytes, name) if num_bytes else None
+
+    told = told_workspaces()
+    names = ModuleNames(job.model)
+    ledger = StorageLedger(names.here)
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        stack.enter_context(as_if_on(device_type))
+        if device_type != "cpu":
+            choose_foreach(job.optimizer)
+        mode = FakeRows(ledger, before)
+        contexts = lambda: _step_context(mode, device_type)  # noqa: E731
+        given, changes, starts, seconds = _run(job, ledger, names, contexts, num_steps, device_type)
+    return MemoryTrace(given, changes, seconds, tuple(sorted(unknown)), starts, max(scratch))
+
+
+def watch_steps(job: TrainingJob, num_steps: int = 2) -> MemoryTrace:
+    """The same of a real run: operators do their work, and each storage they make is recorded."""
+    names = ModuleNames(job.model)
+    ledger = StorageLedger(names.here)
+    mode = StorageWatch(ledger)
+    given, changes, starts, seconds = _run(job, ledger, names, lambda: mode, num_steps, "cpu")
+    return MemoryTrace(given, changes, seconds, (), starts)
+
+
+@contextmanager
+def _step_context(mode: TorchDispatchMode, device_type: str) -> Iterator[None]:
+    with as_on_device(device_type), mode:
+        yield
+
+
+def _run(
+    job: TrainingJob,
+    ledger: StorageLedger,
+    names: ModuleNames,
+    contexts: Callable[[], Any],
+    num_steps: int,
+    device_type: str,
+) -> tuple[list[StorageRecord], list[tuple[StorageRecord, int]], list[int], float]:
+    begun, starts = time.perf_counter(), []
+    _enter_weights(job, ledger, device_type)
+    if job.loader is None:
+        for tensor, kind, name in given_tensors({"x": job.rows, "edge_index": job.edge_index}, "graph"):
+            ledger.given(tensor, kind, name)
+
+    def enter(phase: StepPhase, step: int, batch: Any) -> None:
+        if phase is StepPhase.BATCH:
+            _name_state(job, ledger, device_type)
+            starts.append(ledger.num_changes)
+        ledger.enter(phase, step)
+        if phase is StepPhase.BATCH and job.loader is not None:
+            for tensor, kind, name in given_tensors(batch):
+                ledger.given(tensor, kind, name, is_new=True)
+        elif phase is StepPhase.OPTIMIZER:
+            for name, parameter in job.model.named_parameters():
+                if parameter.grad is not None:
+                    ledger.name(parameter.grad, MemoryKind.GRADIENTS, _module_of(name))
+
+    with names.watched(), _without_collection():
+        run_steps(job, num_steps, enter, contexts)
+    _name_state(job, ledger, device_type)
+    given, changes = ledger.close()
+    return given, changes, starts, time.perf_counter() - begun
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Cycles are not collected during the steps: when that happens depends on the whole process."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _enter_weights(job: TrainingJob, ledger: StorageLedger, device_type: str) -> None:
+    for name, tensor in [*job.model.named_parameters(), *job.model.named_buffers()]:
+        ledger.given(tensor, MemoryKind.WEIGHTS, _module_of(name))
+        if tensor.grad is not None:
+            ledger.given(tensor.grad, MemoryKind.GRADIENTS, _module_of(name))
+    _name_state(job, ledger, device_type, enters=True)
+
+
+def _name_state(job: TrainingJob, ledger: StorageLedger, device_type: str, enters: bool = False) -> None:
+    owner = {parameter: _module_of(name) for name, parameter in job.model.named_parameters()}
+    for group in job.optimizer.param_groups:
+        on_host = device_type != "cpu" and not group.get("capturable") and not group.get("fused")
+        for parameter in group["params"]:
+            for key, value in job.optimizer.state.get(parameter, {}).items():
+                if isinstance(value, Tensor):
+                    name = owner.get(parameter, "")
+                    if enters:
+                        ledger.given(value, MemoryKind.OPTIMIZER, name)
+                    ledger.name(value, MemoryKind.OPTIMIZER, name, on_host=on_host and key == "step")
+
+
+def _module_of(name: str) -> str:
+    return name.rpartition(".")[0]
