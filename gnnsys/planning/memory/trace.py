@@ -78,19 +78,22 @@ def trace_steps(
 ) -> MemoryTrace:
     """Traces `num_steps` steps of a job whose tensors are on the CPU, as a device of that type would run them.
 
-    `matmul_workspace` bytes are taken by the first product of matrices, and kept. The job is used up: its gradients and
+    `matmul_workspace` bytes are taken by the first product of matrices, and kept; and as many by the first one of a
+    backward pass, which a device has in a thread and with a handle of its own. The job is used up: its gradients and
     its optimizer's state are fake afterwards.
     """
     unknown: set[str] = set()
     scratch = [0]
 
+    multiplied: set[bool] = set()
+
     def before(name: str, arguments: Sequence[Any]) -> Callable[[], None] | None:
-        nonlocal matmul_workspace
         namespace, _, op = name.partition("::")
         if namespace != "gnnsys":
-            if matmul_workspace:
+            is_backward = torch._C._current_graph_task_id() != -1
+            if matmul_workspace and is_backward not in multiplied:
+                multiplied.add(is_backward)
                 ledger.workspace(matmul_workspace, "cuBLAS")
-                matmul_workspace = 0
             return None
         if (op, device_type) not in told:
             unknown.add(op)

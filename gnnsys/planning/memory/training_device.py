@@ -9,8 +9,8 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class TrainingDevice:
-    """`capacity` in bytes, None where it is not known. `matmul_workspace` is what torch allocates for cuBLAS at the
-    first product and keeps: 32 MiB on devices of compute capability 9."""
+    """`capacity` in bytes, None where it is not known. `matmul_workspace` is what torch allocates for cuBLAS at
+    the first product of a thread and keeps: 32 MiB on devices of compute capability 9."""
 
     name: str
     device_type: str

@@ -152,7 +152,7 @@ def test_rows_are_never_touched():
 def test_on_a_device_the_allocator_takes_at_least_what_is_live_and_cublas_its_workspace():
     found = estimate_memory(jobs.gnn, {"kind": "GraphSAGE"}, device="h200")
     assert found.peak_bytes <= found.allocated_bytes <= found.reserved_bytes == found.needed_bytes
-    assert found.by_kind()["workspace"] >= 32 << 20
+    assert found.by_kind()["workspace"] >= 2 * 32 << 20, "forward and backward are two threads"
     assert "reserved" in found.table()
     on_cpu = estimate_memory(jobs.gnn, {"kind": "GraphSAGE"})
     assert on_cpu.allocated_bytes is None and on_cpu.needed_bytes == on_cpu.peak_bytes
