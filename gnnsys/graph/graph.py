@@ -205,6 +205,17 @@ class Graph:
         out.structure_copies = self.structure_copies
         return out
 
+    def is_copy_of(self, other: object) -> bool:
+        """Whether this is `other`, or a `copy` of the same graph: one structure in memory."""
+        if self is other:
+            return True
+        return (
+            isinstance(other, Graph)
+            and self._csc.keys() == other._csc.keys()
+            and bool(self._csc)
+            and all(csc is other._csc[edge_type] for edge_type, csc in self._csc.items())
+        )
+
     def _moved(self, structure: Callable[[CSC], CSC], rows: Callable[[Tensor], Tensor]) -> Graph:
         """Every part by itself; what was checked when the graph was made need not be checked again."""
 

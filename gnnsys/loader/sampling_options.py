@@ -79,7 +79,7 @@ def make_sampler(
 
 def check_sampler(sampler: Sampler, graph: Graph | DistGraph) -> dict[str, Any]:
     """The options of a user's sampler; ValueError where it samples another graph."""
-    if sampler.graph is not graph:
+    if sampler.graph is not graph and not (isinstance(graph, Graph) and graph.is_copy_of(sampler.graph)):
         raise ValueError("the sampler was made for another graph: make it for the one that the loader is given")
     return sampler.options()
 

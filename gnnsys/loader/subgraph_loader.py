@@ -72,7 +72,7 @@ class SubgraphLoader(Loader):
                 f"sampler must be a SubgraphSampler, such as ClusterSampler, got {type(sampler).__name__}: samplers of "
                 "seeds go with NeighborLoader"
             )
-        if sampler.graph is not graph:
+        if sampler.graph is not graph and not (isinstance(graph, Graph) and graph.is_copy_of(sampler.graph)):
             raise ValueError("sampler was made for another graph: make it with the one that the loader gets")
         sampler.check_batch_size(batch_size)
         share: _InputShare | None = None

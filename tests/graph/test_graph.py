@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gnnsys.graph import EDGE, NODE, Graph, as_ids, check_weight
+from gnnsys.graph import EDGE, NODE, Graph, as_ids, check_weight, sbm
 from gnnsys.ops import CSC
 
 EDGES = torch.tensor([[0, 3, 2, 1, 3], [2, 0, 2, 1, 1]])
@@ -128,3 +128,9 @@ def test_a_graph_that_moves_nowhere_shares_everything():
     same.set_node_data("y", torch.arange(4))
     same.info["name"] = "other"
     assert "y" not in graph.node_data[NODE] and graph.info == {"name": "small"}
+
+
+def test_a_copy_has_the_same_structure_in_memory_and_another_graph_has_not():
+    graph, other = sbm(50, avg_degree=3), sbm(50, avg_degree=3)
+    assert graph.copy().is_copy_of(graph) and graph.is_copy_of(graph) and graph.is_copy_of(graph.copy())
+    assert not other.is_copy_of(graph) and not graph.is_copy_of(None)

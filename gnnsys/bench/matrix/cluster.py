@@ -135,7 +135,7 @@ def hosts_for(cell: Cell, hosts: Sequence[Host]) -> dict[str, list[dict[str, Any
     Which parts a host serves is left out: that is of one graph in one number of parts, and cells have several.
     """
     described = [asdict(replace(host, slots=cell.trainers, parts=None)) for host in hosts[: cell.hosts]]
-    return {"hosts": [{key: value for key, value in own.items() if value is not None} for own in described]}
+    return {"hosts": [{key: own[key] for key in own if key != "assists" and own[key] is not None} for own in described]}
 
 
 def read_figures(output: str) -> dict[str, Any] | None:
