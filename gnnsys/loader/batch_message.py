@@ -76,6 +76,9 @@ class WantedBatch:
             raise ValueError("BATCH has times or trees that are not as many as its seeds")
         behind = iter(groups[1:])
         times, trees = (next(behind) if flag else None for flag in flags)
+        for numbers in (trees or {}).values():
+            if numbers.numel() and not 0 <= int(numbers.min()) <= int(numbers.max()) < MOST_SEEDS:
+                raise ValueError(f"BATCH has trees from 0 to {MOST_SEEDS - 1}")
         return loader, cls(options["epoch"], options["batch"], groups[0], times, trees)
 
 

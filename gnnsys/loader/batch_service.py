@@ -45,6 +45,9 @@ class BatchMaker:
         pool = BufferPool(max_free=(num_at_once + 1) * self._fetch.num_arrays)
         self._fetch.prepare(RowBuffers(pool), num_at_once + 1 if self._fetch.waits else 0, KEEP_BATCHES)
 
+    def is_of(self, graph: DistGraph) -> bool:
+        return self._graph is graph
+
     def make(self, wanted: WantedBatch, position: int = -1) -> Sampled:
         """Structure and rows. ValueError for seeds that the graph has not."""
         graph, loader, times = self._graph, self.loader, wanted.times
@@ -81,7 +84,9 @@ class BatchService:
             raise ValueError("the loader is for other parts than those that are open here: their manifests differ")
         made = BatchMaker(graph, described, self._num_at_once)
         with self._lock:
-            self._makers.setdefault(described.digest, made)
+            kept = self._makers.get(described.digest)
+            if kept is None or not kept.is_of(graph):  # opened anew: the servers are others
+                self._makers[described.digest] = made
             self._makers.move_to_end(described.digest)
             while len(self._makers) > MOST_LOADERS:
                 self._makers.popitem(last=False)

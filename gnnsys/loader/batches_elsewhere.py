@@ -171,9 +171,11 @@ class BatchesElsewhere:
             described = peer.described
         try:
             told = described.result(max(patience, 0.001))
-        except TimeoutError:
+        except TimeoutError as error:
+            if isinstance(error, CommError):  # the request's own deadline: it will not be answered any more
+                self._fail(peer, error)
             return False
-        except CommError as error:
+        except (CommError, ValueError) as error:
             self._fail(peer, error)
             return False
         with self._lock:
@@ -231,6 +233,8 @@ class BatchesElsewhere:
         for key, ids in row_arrays(sample):
             for name in self._names.get(key, ()):
                 source = self._fetch.source(key, name)
+                if ids.numel() and int(ids.max()) >= source.shape[0]:
+                    raise ValueError(f"a sampler sent an id of {key!r} that is none of its {source.shape[0]}")
                 found.append((key, name, (ids.numel(), *source.shape[1:]), source.dtype))
         return found
 
@@ -269,9 +273,13 @@ def undescribable(
     return None
 
 
-def unreadable(graph: DistGraph, fetch: Fetch) -> str | None:
+def unreadable(graph: DistGraph, fetch: Fetch, time_attr: str | None = None) -> str | None:
     """Which array of a loader a sampler cannot read, in one line; None where it can read all."""
     schema = graph.parts.schema
+    for node_type in graph.node_types if time_attr is not None else ():
+        times = graph.node_data[node_type].get(str(time_attr))
+        if times is not None and getattr(times, "name", None) != node_table(node_type, str(time_attr)):
+            return f"{time_attr!r} of {node_type!r} was replaced here, and a sampler reads that of the parts"
     for key, names in fetch.all_names().items():
         stored = schema.edge_data[key] if isinstance(key, tuple) else schema.node_data[key]
         for name in names:

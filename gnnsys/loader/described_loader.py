@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from gnnsys.graph import EdgeType, NodeType
 
 AnyType: TypeAlias = NodeType | EdgeType
-MOST_HOPS, MOST_FANOUT, MOST_TYPES = 64, 1 << 20, 4096
+MOST_HOPS, MOST_FANOUT, MOST_TYPES = 64, 1 << 28, 4096
 _TEXTS = ("graph", "subgraph_type", "temporal_strategy", "expand")
 _MAYBE_TEXTS = ("time_attr", "weight_attr", "edge_mask")
 _FLAGS = ("replace", "disjoint")

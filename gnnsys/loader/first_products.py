@@ -255,6 +255,9 @@ class StaleProducts:
     def add(self, position: int, rows: RowsOnHost, counts: Sequence[int]) -> None:
         """By a loading thread: a batch was sampled."""
         with self._lock:
+            if position in self._begun:  # sampled anew, as an epoch was left: its rows are the same
+                rows.ahead = self._begun[position]
+                return
             self._waiting[position] = rows, counts
             self._begin(position)
 

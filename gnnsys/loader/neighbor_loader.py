@@ -260,7 +260,7 @@ class _Elsewhere:
         if peers is None:
             why_not = why_not or "gnnsys.open was given none, by samplers=N or by a plan"
         elif why_not is None:
-            why_not = unreadable(cast(DistGraph, graph), fetch)
+            why_not = unreadable(cast(DistGraph, graph), fetch, self._draws.time_attr)
         if why_not is None and peers is not None:
             return BatchesElsewhere(peers, self._described(fetch), self._sample, fetch, self._schedule)
         if self._is_required:
@@ -272,7 +272,7 @@ class _Elsewhere:
     def _described(self, fetch: Fetch) -> DescribedLoader:
         given, draws = self._num_neighbors, self._draws
         by_type = isinstance(given, Mapping)
-        fanouts = [(tuple(t), tuple(counts)) for t, counts in given.items()] if by_type else list(given)
+        fanouts = [(tuple(t), tuple(map(int, c))) for t, c in given.items()] if by_type else list(map(int, given))
         return DescribedLoader(
             graph=graph_identity(self._graph),
             seed=self._schedule.seed,

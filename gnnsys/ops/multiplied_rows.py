@@ -39,6 +39,7 @@ class RowsOnHost:
 
     def products(self, weights: Sequence[Tensor], counts: Sequence[int]) -> tuple[Tensor, ...]:
         """The first `counts[i]` rows times `weights[i].T`, where the weights are."""
+        self._check()
         device = weights[0].device
         made = None if self.ahead is None else self.ahead.take(weights, counts)
         if made is None:

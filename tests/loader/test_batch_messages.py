@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -222,3 +223,12 @@ def test_a_sampler_under_mutated_messages_answers_a_correct_client_throughout(pl
         attacker.close()
         sampler.close()
     assert len(attacker.statuses) >= 3  # answered, refused by a handler, malformed
+
+
+@pytest.mark.parametrize("tree", [-1, 1 << 24, 1 << 45])
+def test_trees_that_no_batch_has_are_refused_before_memory_is_taken(tree):
+    options = {"loader": "x", "epoch": 0, "batch": 0, "types": [NODE], "times": False, "trees": True}
+    seeds, trees = torch.arange(2), torch.tensor([0, tree])
+    request = SimpleNamespace(options=options, arrays=[seeds, trees])
+    with pytest.raises(ValueError, match="BATCH has trees from 0 to"):
+        WantedBatch.from_request(request)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -210,6 +211,20 @@ def test_what_cannot_be_told_another_process_is_refused_in_one_line_and_made_her
         NeighborLoader(graph, samplers=True, **options)
     assert words in str(caught.value) and "\n" not in str(caught.value)
     assert NeighborLoader(graph, **options)._elsewhere is None
+
+
+def test_times_that_were_replaced_here_are_not_read_elsewhere(plain):
+    graph = open_alone(plain, verify=False)
+    graph.samplers = SamplerPeers(None, (0,), {})  # type: ignore[arg-type]  # never asked
+    graph.set_node_data("t", torch.zeros(150, dtype=torch.int64))
+    with pytest.raises(ValueError, match="'t' of 'node' was replaced here"):
+        NeighborLoader(graph, [2], samplers=True, time_attr="t", fetch=["x"])
+    assert NeighborLoader(graph, [2], time_attr="t", fetch=["x"])._elsewhere is None
+
+
+def test_counts_of_neighbours_may_be_any_whole_numbers(served):
+    loader = NeighborLoader(served, [np.int64(4), 3.0], batch_size=30, samplers=True)
+    assert len(list(loader)) == len(loader) and counts(loader)["failed"] == 0 < counts(loader)["from_samplers"]
 
 
 def test_without_samplers_none_are_asked(plain):

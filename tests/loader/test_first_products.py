@@ -296,6 +296,19 @@ def test_ways_in_turn_are_one_training_and_both_are_measured():
 FIRST = ("convs.0.lin_l.weight", "convs.0.lin_r.weight")
 
 
+def test_staleness_is_of_products_and_other_ways_are_tried_as_without_it():
+    model = model_of(GraphSAGE)
+    made_for = NeighborLoader(GRAPH, [4, 3], batch_size=8, execution="auto").plan.made_for
+    plan = ExecutionPlan([Way(), Way(loading_threads=2)], made_for=made_for)
+    loader = NeighborLoader(GRAPH, [4, 3], batch_size=8, execution=plan, model=model, staleness=1)
+    trial = loader.plan.trial
+    trial.warm, trial.measured, trial.rounds = 1, 2, 1
+    while loader.plan.chosen is None:
+        list(loader)
+    assert not trial.refused, loader.plan.report()
+    loader.close()
+
+
 def train_by_old_weights(model, loader, num_steps, staleness, is_turn=lambda position: True):
     """The oracle: the first layer's products have the value of old weights, and the gradient is that of new ones."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
