@@ -71,6 +71,8 @@ class LateRows(Tensor):
                     return function(*args, **kwargs)
             if function is Tensor.__getitem__ and me._rows is None and _is_all(me, args[1]):
                 return me
+            if function is Tensor.to and me._rows is None and _stays(me, args[1:], kwargs):
+                return me
             if function is Tensor.record_stream:
                 for tensor in (*me._parts(), *([] if me._rows is None else [me._rows])):
                     tensor.record_stream(args[1])
@@ -91,6 +93,19 @@ def _is_all(rows: LateRows, index: Any) -> bool:
     if not isinstance(index, slice) or index.start not in (None, 0) or index.step not in (None, 1):
         return False
     return index.stop is None or (isinstance(index.stop, int) and index.stop >= rows.size(0))
+
+
+def _stays(rows: LateRows, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether `rows.to(...)` is the same tensor, as torch has it: where it is there already, and no copy is wanted."""
+    is_plain = all(isinstance(each, str | torch.device | torch.dtype) for each in args)
+    if len(args) > 2 or not is_plain or not kwargs.keys() <= {"device", "dtype", "non_blocking"}:
+        return False
+    device, dtype, _, _ = torch._C._nn._parse_to(*args, **kwargs)
+    if device is None or device.type != "cuda" or device.index is not None:
+        is_there = device is None or device == rows.device
+    else:
+        is_there = rows.is_cuda and rows.device.index == torch.cuda.current_device()
+    return is_there and dtype in (None, rows.dtype)
 
 
 def _getters(*names: str) -> set[Any]:

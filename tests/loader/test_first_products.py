@@ -207,6 +207,16 @@ def test_a_batch_whose_rows_are_on_the_host_is_copied_and_moved_whole():
     assert "x=" in repr(next(iter(loader_of(model, ALL))))
 
 
+def test_to_where_a_batch_is_already_reads_no_rows():
+    loader = loader_of(model_of(GraphSAGE), ALL)
+    x = next(iter(loader)).to("cpu").x
+    assert isinstance(x, MultipliedRows) and not x.is_gathered
+    assert x.to("cpu", non_blocking=True) is x and x.to(torch.float64) is x and x.to(device=torch.device("cpu")) is x
+    assert not x.is_gathered
+    assert type(x.to(torch.float32)) is torch.Tensor and x.is_gathered
+    loader.close()
+
+
 @pytest.mark.parametrize(
     "change",
     [
