@@ -28,6 +28,7 @@ from gnnsys.comm.lanes import default_lanes, default_server_io_threads, default_
 from gnnsys.comm.pending import Pending
 from gnnsys.comm.rank_exchange import RankExchange
 from gnnsys.comm.rendezvous import Group, RendezvousError
+from gnnsys.comm.reply_pacing import LINK_PAYLOAD
 from gnnsys.comm.request import Handler, Reply, Request, ShortReply
 from gnnsys.comm.sealing import sealing_seconds
 from gnnsys.comm.server import Server
@@ -48,6 +49,7 @@ __all__ = [
     "FRAME_BYTES",
     "HEADER_BYTES",
     "INLINE_BELOW",
+    "LINK_PAYLOAD",
     "LOOPBACK",
     "Accounts",
     "BatchLoop",

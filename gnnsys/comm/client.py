@@ -12,16 +12,16 @@ import math
 import select
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
-from weakref import WeakValueDictionary
 
 import zmq
 from torch import Tensor
 
 from gnnsys.comm import this_process, wire
 from gnnsys.comm.arrays import ReceivedFrame
+from gnnsys.comm.client_replies import ClientReplies
 from gnnsys.comm.context import RequestContext, current_context, first_given
 from gnnsys.comm.counters import Tally
 from gnnsys.comm.errors import Closed, CommError, ShardLost, WireError
@@ -32,10 +32,10 @@ from gnnsys.comm.led_socket import LedSocket
 from gnnsys.comm.peer_link import Connection, Link, make_name
 from gnnsys.comm.peer_watch import PeerWatch
 from gnnsys.comm.pending import Pending
+from gnnsys.comm.receiver_share import ReceiverShare
 from gnnsys.comm.sockets import WakeUp
 from gnnsys.comm.turned_away import TurnedAway
 from gnnsys.comm.wire import Limits
-from gnnsys.observe import Trace
 
 _log = logging.getLogger(__name__)
 
@@ -88,7 +88,6 @@ class Client:
         self.lanes = lanes
         self._links = {peer: Link(peer, endpoint, uid, lanes) for peer, endpoint in peers.items()}
         self.context = RequestContext()  # priority and path where nobody says another
-        self.traces: WeakValueDictionary[int, Trace] = WeakValueDictionary()  # by loader: told of every answer
         self._sender = sender
         self._incarnation = incarnation
         self._keys = keys
@@ -107,9 +106,14 @@ class Client:
         )  # fmt: skip
         self._turned_away = TurnedAway()
         self._wake_up = WakeUp()
+        self._share = ReceiverShare(self._links, self._tell_share, self._wake_up.wake)
         self._epoll = select.epoll()
         self._epoll.register(self._wake_up.fileno(), select.EPOLLIN)
         self._tally = Tally()
+        self._replies = ClientReplies(
+            self._limits, self._tally, self._watch, self._agreements, self._turned_away, self._share, self._wake_up
+        )
+        self.traces = self._replies.traces
         self._pid = this_process.pid
         self._stop = False
         self._wakes_at = math.inf  # when the thread looks at deadlines next, whatever arrives
@@ -151,7 +155,7 @@ class Client:
             priority=first_given(priority, context.priority, self.context.priority), sender=self._sender,
             incarnation=self._incarnation, sequence=sequence,
             batch=context.batch if batch < 0 else batch, layer=layer, loader=loader or context.loader,
-            path=first_given(path, context.path, self.context.path),
+            path=first_given(path, context.path, self.context.path), share=self._share.of_request(peer, kind),
         )  # fmt: skip
         frames = wire.encode(header, arrays, options, self._limits)
         return self._begin(peer, kind, request_id, frames, timeout, reply_bytes)
@@ -170,6 +174,7 @@ class Client:
         wire.put_request(
             front, kind, num_arrays, request_id, int(timeout * 1e6), priority, self._sender, self._incarnation,
             context.batch if batch < 0 else batch, layer, path, context.loader,
+            self._share.of_request(peer, kind),
         )  # fmt: skip
         return self._begin(peer, kind, request_id, [front], timeout, reply_bytes)
 
@@ -194,6 +199,7 @@ class Client:
         if not link.is_awaited():
             link.waiting_since = pending.sent_at
         connection.outstanding[request_id] = pending
+        self._share.note_change(pending.sent_at)
         try:
             self._transmit(link, connection, kind, frames, request_id)
         except (zmq.ZMQError, ValueError) as error:
@@ -220,6 +226,13 @@ class Client:
         link.end = why
         silent_for = time.monotonic() - link.last_heard if link.last_heard else 0.0
         self.fail_all(link, lambda _: ShardLost(why, machine=peer, rank=self._sender, silent_for=silent_for))
+
+    def set_rate_in(self, rate: float | None, *, without: Collection[int] = ()) -> None:
+        """Has peers send at a rate: so many bytes per second of all replies, shared among those that send. None: not.
+
+        `without`: peers that are reached over no link. What was asked before comes as it was asked for.
+        """
+        self._share.set_rate(rate, without)
 
     def counters(self) -> dict[str, Any]:
         """Messages and bytes by peer and by kind, times by peer and kind, events by reason, what is outstanding now."""
@@ -286,11 +299,11 @@ class Client:
 
     def send_order(
         self, link: Link, connection: Connection, kind: int, request_id: int, arrays: Sequence[Tensor] = (),
-        options: dict[str, Any] | None = None,
+        options: dict[str, Any] | None = None, *, share: int = 0,
     ) -> None:  # fmt: skip
         header = wire.make_header(
             kind, request_id, timeout_us=int(self._watch.lost_after * 1e6), sender=self._sender,
-            incarnation=self._incarnation,
+            incarnation=self._incarnation, share=share,
         )  # fmt: skip
         with contextlib.suppress(zmq.ZMQError, ValueError):  # sent again when it is due again
             self._transmit(link, connection, kind, wire.encode(header, arrays, options, self._limits))
@@ -298,6 +311,9 @@ class Client:
 
     def note(self, event: str) -> None:
         self._tally.note(event)
+
+    def _tell_share(self, link: Link, share: int) -> None:
+        self.send_order(link, link.control, Kind.PING, next(self._ids), share=share)
 
     # The thread that reads
 
@@ -356,6 +372,8 @@ class Client:
                 self._next_deadline = min(self._next_deadline, due)  # a request may have come meanwhile
                 next_tick = now + tick
             was_paused = paused
+            if now >= self._share.next_at:
+                self._share.tell_all(now)
             if now >= self._watch.next_beat:
                 self._watch.show_life(now)
 
@@ -425,75 +443,11 @@ class Client:
         """
         self._wakes_at = math.inf
         self._wakes_at = min(next_tick, self._next_deadline)
-        until = min(self._wakes_at, self._watch.next_beat, self._turned_away.next_at)
+        until = min(self._wakes_at, self._watch.next_beat, self._turned_away.next_at, self._share.next_at)
         return max(0.0, until - time.monotonic()) + 1e-3
 
     def _accept(self, link: Link, connection: Connection, frames: Sequence[ReceivedFrame], now: float) -> None:
-        try:
-            header = wire.read_header(frames[0].buffer, self._limits)
-            if not header.flags & wire.REPLY:
-                raise WireError("flags", "a request where a reply was expected")
-        except WireError as error:
-            self._tally.note(f"malformed: {error.reason}")
-            return
-        num_bytes = len(frames[0]) if len(frames) == 1 else wire.num_bytes(frames)
-        pending = connection.outstanding.get(header.request_id)
-        if pending is not None and header.status != wire.BUSY:
-            self._take_reply(link, connection, pending, header, frames, num_bytes, now)
-            return
-        self._tally.received(link.peer, header.kind, num_bytes)
-        if pending is not None:
-            self._take_busy(link, connection, pending, header, frames, now)
-        elif header.kind == Kind.PING:
-            self._watch.take_ping(link, connection, header, frames, now)
-        elif header.kind == Kind.SEAL and connection is link.control:
-            self._agreements.take(link, header, frames, now)
-        else:
-            self._tally.note("late")  # its time had passed, or it was answered twice
-
-    def _take_reply(
-        self, link: Link, connection: Connection, pending: Pending, header: wire.Header,
-        frames: Sequence[ReceivedFrame], num_bytes: int, now: float,
-    ) -> None:  # fmt: skip
-        """One message of a reply. It is counted before whoever waits for it has it, and can ask for counters."""
-        peer, kind, seconds = link.peer, pending.kind, now - pending.sent_at
-        if not pending.is_ended_by(header):
-            self._tally.received(peer, kind, num_bytes)
-            pending.num_received += num_bytes
-            asked = pending.frames  # it lets go of them with the last message
-            if pending.deliver(header, frames, now):
-                connection.take(header.request_id)
-                self._tally.answered((peer, kind, 0, 0, header.queued_us, header.served_us, seconds))
-                self._tell(header, pending, asked, pending.num_received, seconds)
-        elif connection.take(header.request_id) is not None:
-            self._tally.answered((peer, kind, 1, num_bytes, header.queued_us, header.served_us, seconds))
-            self._tell(header, pending, pending.frames, num_bytes, seconds)
-            pending.finish((header, frames))
-
-    def _tell(
-        self, header: wire.Header, pending: Pending, asked: Sequence[wire.Buffer], num_bytes: int, seconds: float
-    ) -> None:
-        """Has the trace of the loader that asked note it, before whoever waits for the reply goes on."""
-        trace = self.traces.get(header.loader)
-        if trace is not None and header.batch >= 0:
-            trace.add_answer(
-                header.batch, kind_name(pending.kind), pending.peer, wire.num_bytes(asked), num_bytes,
-                header.queued_us, header.served_us, seconds,
-            )  # fmt: skip
-
-    def _take_busy(
-        self, link: Link, connection: Connection, pending: Pending, header: wire.Header,
-        frames: Sequence[ReceivedFrame], now: float,
-    ) -> None:  # fmt: skip
-        """The peer had no room for a request and dropped it: it is sent again later."""
-        refusal = pending.refusal
-        try:
-            refusal = str(wire.read_message(header, frames, self._limits).options.get("text", ""))
-        except WireError as error:
-            self._tally.note(f"malformed: {error.reason}")
-        self._tally.note("busy")
-        self._turned_away.add(link, connection, pending, refusal, now)
-        self._wake_up.wake()  # where a caller has read this
+        self._replies.take(link, connection, frames, now)
 
     def send_again(self, link: Link, connection: Connection, pending: Pending, now: float) -> None:
         frames = pending.frames  # none where another thread has ended it

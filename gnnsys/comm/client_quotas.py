@@ -24,6 +24,11 @@ def client_of(identity: bytes) -> bytes:
     return identity[:CLIENT_NAME_BYTES]
 
 
+def peer_of(identity: bytes) -> bytes:
+    """The same without the traffic class: what says how much it can take speaks for all of a client's connections."""
+    return identity[: CLIENT_NAME_BYTES - 1]
+
+
 class _Sent(weakref.ref):  # type: ignore[type-arg]
     """A buffer that was handed to libzmq, which drops it once it is sent."""
 

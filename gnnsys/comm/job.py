@@ -16,9 +16,10 @@ import numpy as np
 
 from gnnsys.comm import wire
 from gnnsys.comm.arrays import ReceivedFrame
-from gnnsys.comm.client_quotas import SendWindow, client_of
+from gnnsys.comm.client_quotas import SendWindow, client_of, peer_of
 from gnnsys.comm.errors import ShardLost, TrainerLost
 from gnnsys.comm.kinds import kind_name
+from gnnsys.comm.reply_pacing import ReplyPacer
 from gnnsys.comm.request import Handlers, Reply, Request
 from gnnsys.comm.sealed_sessions import SealedMessage
 from gnnsys.comm.wire import Buffer, Header, Limits
@@ -45,8 +46,8 @@ class Job:
     """A request, its frames as received, and what has been answered so far."""
 
     __slots__ = (
-        "_arrived", "_began", "_chunks", "_frames", "_outbound", "_window", "client", "deadline", "header",
-        "identity", "is_kept", "key", "num_bytes", "num_chunks", "queued_us", "served_us",
+        "_began", "_chunks", "_frames", "_outbound", "_pacer", "_peer", "_window", "arrived", "client", "deadline",
+        "header", "identity", "is_kept", "key", "num_bytes", "num_chunks", "queued_us", "served_us",
     )  # fmt: skip
 
     def __init__(
@@ -58,13 +59,16 @@ class Job:
         num_bytes: int,
         deadline: float,
         window: SendWindow,
+        pacer: ReplyPacer | None = None,
     ) -> None:
         self._outbound = outbound
         self._frames = frames
-        self._arrived = time.monotonic()
+        self.arrived = time.monotonic()
         self._began: float | None = None  # when a worker took it
         self._chunks: Iterator[Reply] | None = None  # what is left of a reply in chunks
         self._window = window  # its client's
+        self._pacer = pacer  # None: the reply is not paced
+        self._peer = peer_of(identity)
         self.num_chunks = 0  # messages answered so far
         self.queued_us = 0  # until a worker took it, or it was refused
         self.served_us = 0  # from then on
@@ -81,7 +85,7 @@ class Job:
         if time.monotonic() > self.deadline:
             self.expire("its time had passed before work began" if self._chunks is None else self._too_slow())
             return
-        if self._window.park(self):
+        if self._must_wait():
             return
         try:
             if self._chunks is None:
@@ -92,6 +96,10 @@ class Job:
             self._chunks = None
             self.fail(error)
 
+    def _must_wait(self) -> bool:
+        """Whether it was parked: until its client has read more, or until it is its turn at the client's rate."""
+        return self._window.park(self) or (self._pacer is not None and self._pacer.park(self._peer, self))
+
     def _begin(self, handlers: Handlers, limits: Limits) -> None:
         self._began = time.monotonic()
         try:
@@ -100,7 +108,8 @@ class Job:
             self.refuse(wire.MALFORMED, "WireError", str(error), event=f"malformed: {error.reason}")
             return
         self._frames = []
-        answer = handlers[self.header.kind](Request(message, self.deadline))
+        rate = 0.0 if self._pacer is None else self._pacer.rate_of(self._peer)
+        answer = handlers[self.header.kind](Request(message, self.deadline, rate))
         if isinstance(answer, Reply):
             self._send(self._frames_of(answer, True, limits), True)
         elif isinstance(answer, Future):
@@ -119,7 +128,7 @@ class Job:
         )
 
     def expire(self, why: str) -> None:
-        if self._window.unpark(self):
+        if self._window.unpark(self) or (self._pacer is not None and self._pacer.unpark(self._peer, self)):
             self._chunks = None  # the rest is not sent
         self.refuse(wire.EXPIRED, "DeadlineExceeded", why, event="expired")
 
@@ -165,7 +174,7 @@ class Job:
                 self._chunks = None
                 self.expire(self._too_slow())
                 return
-            if self._window.park(self):
+            if self._must_wait():
                 return
             if num_sent >= _TURN_CHUNKS and self._outbound.is_awaited():
                 self._outbound.resume(self)
@@ -183,7 +192,7 @@ class Job:
     def _reply_header(self, *, status: int = wire.OK, num_chunks: int, flags: int = 0) -> Header:
         now = time.monotonic()
         began = now if self._began is None else self._began
-        self.queued_us, self.served_us = int((began - self._arrived) * 1e6), int((now - began) * 1e6)
+        self.queued_us, self.served_us = int((began - self.arrived) * 1e6), int((now - began) * 1e6)
         return wire.reply_header(
             self.header, status=status, queued_us=self.queued_us, served_us=self.served_us, chunk=self.num_chunks,
             num_chunks=num_chunks, flags=flags,
@@ -196,3 +205,5 @@ class Job:
             if isinstance(frame, np.ndarray):
                 self._window.enter(frame)
         self._outbound.send(self, frames, sealed, is_last)
+        if self._pacer is not None:
+            self._pacer.charge(self._peer, wire.num_bytes(frames))

@@ -75,6 +75,15 @@ _SPREAD_KINDS = frozenset(
 )  # fmt: skip
 
 
+# What batches are made of before their rows are known. Replies are short, and the next hop waits for them.
+_STRUCTURE_KINDS = _SPREAD_KINDS - {Kind.PULL, Kind.BATCH}
+
+
+def is_structure(kind: int) -> bool:
+    """Whether a reply is structure: it must not wait behind rows."""
+    return kind in _STRUCTURE_KINDS
+
+
 def is_spread(kind: int) -> bool:
     """Whether requests of a kind may travel on several connections to a peer at once, and so overtake each other."""
     return kind in _SPREAD_KINDS

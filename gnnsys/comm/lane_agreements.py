@@ -74,7 +74,7 @@ class LaneAgreements:
 
     def is_asking(self, link: Link) -> bool:
         """Whether a question about a lane is under way: nobody waits for its answer."""
-        return self._keys is not None and any([lane.sealing.ask_id for lane in link.lanes])
+        return self._keys is not None and any([lane.sealing.ask_id for lane in link.bulk])
 
     def ask(self, link: Link, connection: Connection, ask_id: int = 0) -> None:
         """Asks how to seal a lane, or whether the peer still knows what was agreed."""
@@ -100,7 +100,7 @@ class LaneAgreements:
 
     def take(self, link: Link, header: wire.Header, frames: Sequence[ReceivedFrame], now: float) -> None:
         """The peer's answer: how to seal, that it knows what was agreed, or (an error) that it seals nothing."""
-        connection = next((lane for lane in link.lanes if lane.sealing.ask_id == header.request_id), None)
+        connection = next((lane for lane in link.bulk if lane.sealing.ask_id == header.request_id), None)
         if connection is None or self._keys is None:
             return  # asked again meanwhile
         sealing = connection.sealing

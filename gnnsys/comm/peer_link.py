@@ -1,10 +1,12 @@
 """A client's connections to one peer, and whether the peer is alive.
 
 One DEALER for control, and one or more for bulk traffic: its lanes. libzmq encrypts a connection in one thread, so
-several carry more than one does. Anything a peer sends shows that it lives; its silence matters only while something is
-outstanding. Where nothing was heard of a request for long, or since the peer came back, the peer is asked about it on
-the same connection. That question arrives after the request. If the peer does not know the request then, it was lost,
-and only then is it sent again.
+several carry more than one does. Where rows are on their way on all of them, structure has a connection of its own: on
+a slow link it would else wait until all these rows were sent, and the next batch could not be sampled meanwhile.
+Anything a peer sends shows that it lives; its silence matters only while something is outstanding. Where nothing was
+heard of a request for long, or since the peer came back, the peer is asked about it on the same connection. That
+question arrives after the request. If the peer does not know the request then, it was lost, and only then is it sent
+again.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from gnnsys.comm import wire
 from gnnsys.comm.client_quotas import CLIENT_NAME_BYTES
 from gnnsys.comm.errors import ShardLost
 from gnnsys.comm.keys import Keys, protect_bulk_client
-from gnnsys.comm.kinds import BULK, CONTROL, is_spread, kind_name, traffic_class
+from gnnsys.comm.kinds import BULK, CONTROL, is_spread, is_structure, kind_name, traffic_class
 from gnnsys.comm.lane_sealing import LaneSealing
 from gnnsys.comm.led_socket import LedSocket
 from gnnsys.comm.pending import Pending
@@ -63,6 +65,10 @@ class Connection:
         """Whether other requests than this one are outstanding."""
         return len(self.outstanding) > (pending.request_id in self.outstanding)
 
+    def carries_rows(self) -> bool:
+        """Whether anything but structure is outstanding."""
+        return any(not is_structure(pending.kind) for pending in list(self.outstanding.values()))
+
     def silent(self, since: float) -> list[int]:
         """Requests of which nothing was heard since then."""
         return [pending.request_id for pending in list(self.outstanding.values()) if pending.last_sign < since]
@@ -78,14 +84,18 @@ class Link:
         self.returned_at = 0.0  # when it was heard of again after a silence: what was asked before may be lost
         self.last_said = -math.inf  # never: a new one is told at once that this end lives
         self.end = ""  # why nothing will come of it any more
+        self.told_share = 0  # bytes per second that it was told to send at; 0: at any rate
         self.waiting_since = 0.0  # when requests began to be outstanding
         self.control = Connection(CONTROL)
         self.lanes = [Connection(BULK, lane) for lane in range(num_lanes)]
-        self.connections = [self.control, *self.lanes]
+        self.aside = Connection(BULK, num_lanes)  # for structure, while rows are on their way on every lane
+        self.bulk = [*self.lanes, self.aside]
+        self.connections = [self.control, *self.bulk]
         self._name = name
 
     def connection_for(self, kind: int) -> Connection:
-        """What a request of this kind travels on: where it may take any lane, the one with the smallest load.
+        """What a request of this kind travels on: where it may take any lane, the one with the smallest load. Structure
+        keeps off lanes with rows.
 
         Lanes are opened one after the other: the next one once the peer has answered on the last. A server gives a new
         connection to that of its threads which has the fewest, and knows by then how many each has.
@@ -93,19 +103,20 @@ class Link:
         lanes = self.lanes
         if traffic_class(kind) is CONTROL:
             return self.control
-        if len(lanes) == 1 or not is_spread(kind):
+        if not is_spread(kind):
             return lanes[0]
         num_open = 1
         while num_open < len(lanes) and lanes[num_open - 1].is_heard:
             num_open += 1
-        return min(lanes[:num_open], key=lambda lane: lane.load)
+        lane = lanes[0] if num_open == 1 else min(lanes[:num_open], key=lambda lane: lane.load)
+        return self.aside if is_structure(kind) and lane.carries_rows() else lane
 
     def open(
         self, connection: Connection, context: zmq.Context, keys: Keys | None, wake_up: WakeUp, epoll: select.epoll
     ) -> LedSocket:
         """Makes the socket of a connection, on first use. Each lane has an I/O thread of the context for itself."""
         socket = make_socket(context, zmq.DEALER)
-        socket.affinity = 1 << connection.lane
+        socket.affinity = 1 << connection.lane % len(self.lanes)
         name = self._name + struct.pack("<iB", self.peer, CLASSES.index(connection.traffic_class))
         assert len(name) == CLIENT_NAME_BYTES
         endpoint, sealing = self.endpoint, connection.sealing
@@ -130,6 +141,10 @@ class Link:
         """
         if self.last_heard:
             self.returned_at = now
+
+    def is_sending(self) -> bool:
+        """Whether it has been asked for what may be large, and has not sent all of it."""
+        return any(is_spread(each.kind) for lane in self.bulk for each in list(lane.outstanding.values()))
 
     def is_awaited(self) -> bool:
         """Whether something is outstanding."""
@@ -159,7 +174,7 @@ class Link:
         """What is said of a request that was not answered in its time."""
         busy = f"; it had no room for the request: {pending.refusal}" if pending.refusal else ""
         port = self.lanes[0].sealing.port
-        if port and pending.connection.traffic_class == BULK and not any(lane.is_heard for lane in self.lanes):
+        if port and pending.connection.traffic_class == BULK and not any(lane.is_heard for lane in self.bulk):
             busy += f"; nothing came from its port {port}, where rows are sealed: open it, or say encrypt='curve'"
         heard = f"last heard of {time.monotonic() - self.last_heard:.1f} s ago" if self.last_heard else "never heard of"
         return (

@@ -31,7 +31,7 @@ _GRACE_SECONDS = 5.0  # beyond the deadline, which the sockets' thread keeps: fo
 
 Arrival = tuple[Header, Sequence[ReceivedFrame]]
 _NOTHING = object()
-_CHUNKS, _ONE, _END = slice(18, 20), (0, 1), wire.END  # chunk and num_chunks of a header, and of a reply of one message
+_CHUNKS, _ONE, _END = slice(19, 21), (0, 1), wire.END  # chunk and num_chunks of a header, and of a reply of one message
 
 
 class Asker(Protocol):

@@ -11,18 +11,20 @@ from typing import Any, Union
 from torch import Tensor
 
 from gnnsys.comm.context import current_context, first_given
+from gnnsys.comm.reply_pacing import chunk_bytes
 from gnnsys.comm.wire import Header, Message, make_header
 
 
 class Request(Message):
-    """A message that a handler answers, and until when."""
+    """A message that a handler answers, until when, and at how many bytes per second the reply leaves (0: any)."""
 
-    __slots__ = ("deadline", "message")
+    __slots__ = ("deadline", "message", "rate")
 
-    def __init__(self, message: Message, deadline: float) -> None:
+    def __init__(self, message: Message, deadline: float, rate: float = 0.0) -> None:
         super().__init__(message.header, message.arrays, message.options)
         self.message = message
         self.deadline = deadline  # time.monotonic()
+        self.rate = rate
 
     @classmethod
     def local(
@@ -41,6 +43,10 @@ class Request(Message):
             priority=first_given(priority, context.priority), path=first_given(path, context.path),
         )  # fmt: skip
         return cls(Message(header, list(arrays), options or {}), time.monotonic() + timeout)
+
+    def chunk_bytes(self, most: int) -> int:
+        """How large chunks of the reply should be: `most`, or less where it leaves at a rate."""
+        return chunk_bytes(self.rate, most)
 
     def remaining(self) -> float:
         """Seconds to the request's deadline; not below zero."""

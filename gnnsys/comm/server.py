@@ -21,13 +21,14 @@ import zmq
 
 from gnnsys.comm import wire
 from gnnsys.comm.arrays import ReceivedFrame
-from gnnsys.comm.client_quotas import ClientQuotas, client_of
+from gnnsys.comm.client_quotas import ClientQuotas, client_of, peer_of
 from gnnsys.comm.counters import ServiceTimes, Tally
 from gnnsys.comm.errors import WireError
 from gnnsys.comm.job import Job
 from gnnsys.comm.keys import Gate, Keys, protect_bulk_server
 from gnnsys.comm.kinds import Kind, kind_name
 from gnnsys.comm.liveness import Liveness
+from gnnsys.comm.reply_pacing import ReplyPacer
 from gnnsys.comm.request import Handlers, ShortHandler
 from gnnsys.comm.sealed_sessions import SealedMessage, SealedSessions
 from gnnsys.comm.sockets import SharedSocket, WakeUp, bind, bulk_place, is_loopback, make_socket, port_of
@@ -61,7 +62,7 @@ class Server:
     A small request of a kind in `short` is answered by that thread too where none waits before it, as handing it over
     takes longer: by what `short` has for it, which says None where the handler must do it. libzmq shares connections
     among `io_threads`, which encrypt and decrypt CURVE. With keys that seal, rows go over another port of each address:
-    `bulk_port`, or one that is chosen.
+    `bulk_port`, or one that is chosen. `rate_out`: bytes per second of replies to clients that are paced, all together.
 
     >>> with Server({Kind.PULL: lambda request: Reply(request.arrays)}) as server:
     ...     print(server.endpoints)
@@ -82,6 +83,7 @@ class Server:
         short: Mapping[int, ShortHandler] | None = None,
         io_threads: int = 1,
         bulk_port: int = 0,
+        rate_out: float | None = None,
     ) -> None:
         if Kind.PING in handlers:
             raise ValueError("PING is answered by the server itself: leave it out of the handlers")
@@ -113,6 +115,8 @@ class Server:
         self._jobs: dict[tuple[bytes, int], Job] = {}  # not answered in full yet
         self._kept: OrderedDict[tuple[bytes, int], tuple[Header, list[Buffer]]] = OrderedDict()  # sent again if lost
         self._quotas = ClientQuotas(self._limits, self.resume)
+        self._pacer = ReplyPacer(self.resume, self._wake_up.wake)
+        self._pacer.set_rate_out(rate_out)
         self._tally = Tally()
         self._times = {kind: ServiceTimes() for kind in handlers}
         self._workers = WorkerThreads(threads, native_threads, self._run, f"{name}-work")
@@ -187,6 +191,7 @@ class Server:
             "clients": len(self._quotas),
             "held_bytes": self._quotas.bytes,
             "worker_errors": self._workers.num_raised,
+            "paced": self._pacer.to_json(),
             "refused_keys": 0 if self._gate is None else self._gate.refused,
         }
 
@@ -194,6 +199,10 @@ class Server:
         """How many requests came, except of the kinds in `without`, and how many wait. Cheap enough to poll."""
         kinds = [kind for kind in self._handlers if kind not in without]
         return {"served": self._tally.num_received(kinds), "queue": len(self._workers)}
+
+    def set_rate_out(self, rate: float | None) -> None:
+        """Bytes per second of replies to clients that say what they can take; None: as fast as those take them."""
+        self._pacer.set_rate_out(rate)
 
     def close(self) -> None:
         """Answers what waits with an error and ends every thread, within seconds. Idempotent."""
@@ -306,7 +315,7 @@ class Server:
         while not self._stop:
             wake_up.sleeping = True
             is_hot = self._stop or router.hot or (bulk_router is not None and bulk_router.hot)
-            ready = [fd for fd, _ in poller.poll(0 if is_hot else 1000 * _SWEEP_SECONDS)]
+            ready = [fd for fd, _ in poller.poll(0 if is_hot else 1000 * min(_SWEEP_SECONDS, self._pacer.wait()))]
             wake_up.sleeping = False
             self.liveness.look(time.monotonic())
             if wake_fd in ready:
@@ -315,6 +324,7 @@ class Server:
                 gate.answer_all()
             for each in routers:
                 self._read(each, each.fd in ready)
+            self._pacer.release()
             now = time.monotonic()
             if now > next_sweep:
                 next_sweep = now + _SWEEP_SECONDS
@@ -364,6 +374,8 @@ class Server:
         except WireError as error:
             self._refuse(identity, front, error)
             return
+        if header.share:
+            self._pacer.tell(peer_of(identity), header.share, is_request=header.kind != Kind.PING)
         short = self._short.get(header.kind) if is_first and len(frames) == 1 else None
         is_answered = short is not None and self._answer_short(short, identity, header, front, now)
         self.liveness.note(header.sender, header.incarnation, now)
@@ -384,7 +396,8 @@ class Server:
             if is_new:
                 quota = self._quotas.of(client_of(identity))
                 busy = self._quotas.enter(quota, num_bytes, is_joint=header.kind == Kind.STEP)
-                job = self._jobs[key] = Job(self, identity, header, frames, num_bytes, deadline, quota.window)
+                pacer = self._pacer if header.share else None
+                job = self._jobs[key] = Job(self, identity, header, frames, num_bytes, deadline, quota.window, pacer)
             else:
                 self.note("repeated")
                 if key in self._kept:
@@ -411,6 +424,8 @@ class Server:
             len(self._workers) or key in self._jobs or not self._quotas.has_room(client_of(identity))
         ):
             return False
+        if header.share and not self._pacer.may_send(peer_of(identity)):
+            return False
         if key in self._kept:  # looked at behind `_jobs`: a worker keeps a reply before it forgets the job
             return False
         try:
@@ -434,6 +449,8 @@ class Server:
             self._tally.received(header.sender, header.kind, len(front))
             self._times[header.kind].add(0, served_us)
             self._keep(key, header, frames, sent_bytes)
+        if header.share:
+            self._pacer.charge(peer_of(identity), sent_bytes)
         return True
 
     def _may_enter(self, job: Job, busy: str | None) -> bool:

@@ -36,7 +36,7 @@ from gnnsys.comm.arrays import (
 from gnnsys.comm.errors import WireError
 
 MAGIC = b"GNNS"
-VERSION = 3
+VERSION = 4
 _OURS = (MAGIC, VERSION)
 
 REPLY = 1  # flag: an answer
@@ -50,10 +50,10 @@ OTHER_VERSION = 4
 UNKNOWN_KIND = 5
 BUSY = 6
 
-_HEADER = struct.Struct("<4sHHBBHQqiiQqqiIIIIIII")
+_HEADER = struct.Struct("<4sHHBBHQqiiQqqiIIQIIIII")
 HEADER_BYTES = _HEADER.size
 _PREFIX = struct.Struct("<4sHHBBHQ")  # the same in every version, so that one can tell another what is wrong
-_NOT_OF_REQUESTS = slice(16, 20)  # fields of a header that say how a request was served
+_NOT_OF_REQUESTS = slice(17, 21)  # fields of a header that say how a request was served
 _NO_REPLY = (0, 0, 0, 0)
 _NO_FLAGS = (0, 0)
 # of each array: its frames (none: it lies in the first), offset, dtype, shape and count
@@ -90,7 +90,8 @@ class Header(NamedTuple):
     """The fixed fields, in the order of the wire. Times are microseconds.
 
     `batch` is the batch number (the position counted across epochs), `layer` the hop or layer, `loader` the loader that
-    the message belongs to; -1, -1 and 0 where there is none. A reply repeats them, and says in `queued_us` how long the
+    the message belongs to; -1, -1 and 0 where there is none. `share` is how many bytes per second the sender can take
+    of what this peer answers; 0: whatever comes. A reply repeats all but `share`, and says in `queued_us` how long the
     request waited for a worker and in `served_us` how long it was worked on.
     """
 
@@ -110,6 +111,7 @@ class Header(NamedTuple):
     layer: int
     path: int
     loader: int
+    share: int
     queued_us: int
     served_us: int
     chunk: int
@@ -179,6 +181,10 @@ class Message:
         return self.header.loader
 
     @property
+    def share(self) -> int:
+        return self.header.share
+
+    @property
     def queued_us(self) -> int:
         return self.header.queued_us
 
@@ -214,11 +220,12 @@ def make_header(
     layer: int = -1,
     path: int = 0,
     loader: int = 0,
+    share: int = 0,
 ) -> Header:
     """A request's header; what depends on the arrays and options is filled in by `encode`."""
     return Header(
         MAGIC, VERSION, kind, flags, OK, 0, request_id, timeout_us, priority, sender, incarnation, sequence, batch,
-        layer, path, loader, 0, 0, 0, 0, 0,
+        layer, path, loader, share, 0, 0, 0, 0, 0,
     )  # fmt: skip
 
 
@@ -270,19 +277,19 @@ def put_header(front: bytearray, header: Header, num_arrays: int) -> None:
 def put_reply(front: bytearray, request: Header, served_us: int, num_arrays: int) -> None:
     """The same for a reply of one message: the header of the request, but for what tells a reply apart."""
     _HEADER.pack_into(
-        front, 0, *request[:3], REPLY, OK, num_arrays, request[6], 0, *request[8:16], 0,
+        front, 0, *request[:3], REPLY, OK, num_arrays, request[6], 0, *request[8:16], 0, 0,
         served_us if served_us < _MAX_US else _MAX_US, 0, 1, 0,
     )  # fmt: skip
 
 
 def put_request(
     front: bytearray, kind: int, num_arrays: int, request_id: int, timeout_us: int, priority: int, sender: int,
-    incarnation: int, batch: int, layer: int, path: int, loader: int,
+    incarnation: int, batch: int, layer: int, path: int, loader: int, share: int = 0,
 ) -> None:  # fmt: skip
     """The same for a request, from its fields."""
     _HEADER.pack_into(
         front, 0, MAGIC, VERSION, kind, 0, OK, num_arrays, request_id, timeout_us, priority, sender, incarnation, 0,
-        batch, layer, path, loader, 0, 0, 0, 0, 0,
+        batch, layer, path, loader, share, 0, 0, 0, 0, 0,
     )  # fmt: skip
 
 
@@ -294,7 +301,7 @@ def reply_header(
     return Header(
         MAGIC, VERSION, request.kind, REPLY | flags, status, 0, request.request_id, 0, request.priority,
         request.sender, request.incarnation, request.sequence, request.batch, request.layer, request.path,
-        request.loader, min(queued_us, _MAX_US), min(served_us, _MAX_US), chunk, num_chunks, 0,
+        request.loader, 0, min(queued_us, _MAX_US), min(served_us, _MAX_US), chunk, num_chunks, 0,
     )  # fmt: skip
 
 
@@ -310,8 +317,11 @@ def read_header(front: bytes | memoryview, limits: Limits) -> Header:
     try:
         header = _make(Header, _HEADER.unpack_from(front))
     except struct.error:
+        found = read_prefix(front)
+        if found is not None and found.version != VERSION:  # whose header may be shorter
+            raise _other_version(found.version) from None
         raise WireError("truncated", f"the header has {len(front)} bytes instead of {_HEADER.size}") from None
-    if header[:2] != _OURS or header[5] > limits.max_arrays or header[20] > limits.max_options_bytes:
+    if header[:2] != _OURS or header[5] > limits.max_arrays or header[21] > limits.max_options_bytes:
         raise _what_is_wrong(header, limits)
     return header
 
@@ -328,11 +338,15 @@ def _what_is_wrong(header: Header, limits: Limits) -> WireError:
     if header.magic != MAGIC:
         return WireError("magic", f"the header begins with {header.magic!r} instead of {MAGIC!r}")
     if header.version != VERSION:
-        return WireError("version", f"the message has version {header.version}, this process speaks {VERSION}")
+        return _other_version(header.version)
     if header.num_arrays > limits.max_arrays:
         return WireError("arrays", f"{header.num_arrays} arrays in a message, at most {limits.max_arrays} are allowed")
     text = f"{header.num_option_bytes} bytes of options, at most {limits.max_options_bytes} are allowed"
     return WireError("options", text)
+
+
+def _other_version(version: int) -> WireError:
+    return WireError("version", f"the message has version {version}, this process speaks {VERSION}")
 
 
 def check_request(header: Header) -> None:

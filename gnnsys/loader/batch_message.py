@@ -90,8 +90,9 @@ def row_arrays(sample: Sample) -> Iterator[tuple[AnyType, Tensor]]:
             yield edge_type, ids
 
 
-def answer(sampled: Sampled, names: Mapping[AnyType, Sequence[str]]) -> Iterator[Reply]:
-    """The chunks of a reply."""
+def answer(sampled: Sampled, names: Mapping[AnyType, Sequence[str]], request: Request | None = None) -> Iterator[Reply]:
+    """The chunks of a reply, smaller where `request` is answered at a rate."""
+    chunk_bytes = CHUNK_BYTES if request is None else request.chunk_bytes(CHUNK_BYTES)
     structure = sample_to_arrays(sampled.sample)
     for at in range(0, len(structure), MOST_ARRAYS):
         yield Reply(structure[at : at + MOST_ARRAYS], {"structure": len(structure)})
@@ -99,7 +100,7 @@ def answer(sampled: Sampled, names: Mapping[AnyType, Sequence[str]]) -> Iterator
     for key, _ in row_arrays(sampled.sample):
         for name in names.get(key, ()):
             rows: Tensor = sampled.rows[key][name]
-            step = max(1, CHUNK_BYTES // max(1, rows[:1].nbytes))
+            step = max(1, chunk_bytes // max(1, rows[:1].nbytes))
             for first in range(0, rows.shape[0], step):
                 yield Reply([rows[first : first + step]], {"rows": number, "first": first})
             number += 1

@@ -104,4 +104,4 @@ class BatchService:
         context = RequestContext(loader=header.loader, priority=header.priority, path=header.path)
         with use_context(context.at(header.batch)):
             sampled = maker.make(wanted, header.batch)
-        return answer(sampled, maker.loader.arrays)
+        return answer(sampled, maker.loader.arrays, request)

@@ -32,7 +32,8 @@ _log = logging.getLogger(__name__)
 
 AHEAD = 3  # batches that each sampler is asked for before the first of them is needed
 LEAST_PATIENCE, MOST_PATIENCE = 1.0, 10.0  # seconds that a batch is waited for in its turn
-FIRST_PATIENCE = 10.0  # for a sampler to learn what a loader is, once
+FIRST_PATIENCE = 10.0  # for the first of all samplers to learn what a loader is, once
+_LOOK_SECONDS = 0.001  # for an answer that is not waited for
 RETRY_SECONDS = 5.0  # until one that has failed is asked again
 _OF_THE_TRAINER = {
     "sampler": "a sampler of your own cannot be described to another process",
@@ -111,7 +112,7 @@ class BatchesElsewhere:
         self._samplers = [_Peer(number) for number in peers.peers]
         self._lock = threading.Lock()  # of what follows and of the samplers
         self._counts = {"from_samplers": 0, "own": 0, "late": 0, "failed": 0, "bytes_from_samplers": 0}
-        self._has_begun = False
+        self._told_until: float | None = None  # how long the first batches wait for samplers that learn what this is
 
     @property
     def num_ahead(self) -> int:
@@ -144,14 +145,31 @@ class BatchesElsewhere:
         return AskedBatch(inputs, wanted, peer, pending)
 
     def _choose(self, position: int) -> _Peer | None:
-        is_first, self._has_begun = not self._has_begun, True
-        for turn in range(len(self._samplers)):
-            peer = self._samplers[(position + turn) % len(self._samplers)]
-            if self._is_askable(peer, FIRST_PATIENCE if is_first else 0.0):
-                return peer
-        return None
+        """The sampler whose turn it is, or the next that can be asked. Before the first batch all are told at once what
+        the loader is, and the first to have understood is waited for."""
+        with self._lock:
+            if self._told_until is None:
+                self._told_until = time.monotonic() + FIRST_PATIENCE
+                for peer in self._samplers:
+                    self._describe(peer)
+            until = self._told_until
+        while True:
+            for turn in range(len(self._samplers)):
+                peer = self._samplers[(position + turn) % len(self._samplers)]
+                if self._is_askable(peer):
+                    return peer
+            if time.monotonic() >= until or all(peer.described is None for peer in self._samplers):
+                return None
 
-    def _is_askable(self, peer: _Peer, patience: float) -> bool:
+    def _describe(self, peer: _Peer) -> None:
+        try:
+            peer.described = self._peers.client.request(
+                peer.number, Kind.LOADER, (), self._description, timeout=self._peers.timeout
+            )
+        except CommError as error:
+            self._note_failure(peer, error)
+
+    def _is_askable(self, peer: _Peer) -> bool:
         with self._lock:
             if peer.late is not None and peer.late.done():
                 peer.has_taken(time.monotonic() - peer.late.sent_at)
@@ -161,16 +179,12 @@ class BatchesElsewhere:
             if peer.is_ready:
                 return True
             if peer.described is None:
-                try:
-                    peer.described = self._peers.client.request(
-                        peer.number, Kind.LOADER, (), self._description, timeout=self._peers.timeout
-                    )
-                except CommError as error:
-                    self._note_failure(peer, error)
-                    return False
+                self._describe(peer)
             described = peer.described
+        if described is None:
+            return False
         try:
-            told = described.result(max(patience, 0.001))
+            told = described.result(_LOOK_SECONDS)
         except TimeoutError as error:
             if isinstance(error, CommError):  # the request's own deadline: it will not be answered any more
                 self._fail(peer, error)

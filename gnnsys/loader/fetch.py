@@ -41,6 +41,7 @@ from gnnsys.store import (
     TensorSource,
     as_source,
     begin_narrowed,
+    has_short_rows,
     nearest,
     short_rows_on,
 )
@@ -126,6 +127,20 @@ class Fetch:
         """Memory for rows of a batch, of the pool that it is prepared with."""
         buffers: RowBuffers = self._of_reads["buffers"]
         return buffers.empty(shape, dtype)
+
+    def copied_tables(self) -> dict[str, Tensor]:
+        """Tables in memory that a device with room would have a copy of, were they pinned (`short_rows_on`)."""
+        tables = {
+            array.name: array.source.rows
+            for arrays in self._own.values()
+            for array in arrays
+            if isinstance(array.source, TensorSource)
+        }
+        return {
+            name: rows
+            for name, rows in tables.items()
+            if rows.is_cpu and rows.is_contiguous() and not rows.requires_grad and has_short_rows(rows)
+        }
 
     def row_bytes(self) -> int:
         """Of a node: of all arrays of nodes, whatever their type."""

@@ -62,6 +62,12 @@ class StageLayout:
         return sampling - 1 + self.sample_depth if self.num_threads and sampling else 0
 
     @property
+    def num_ahead_when_late(self) -> int:
+        """The same where rows come late: threads that fetch then wait for a batch each, and else hold one."""
+        fetching = self.options.threads.get("fetch", min(self.fetch_threads, self.num_threads))
+        return self.num_ahead + fetching if self.num_threads else 0
+
+    @property
     def num_under_way(self) -> int:
         """Batches that are made or wait while one is trained on, where nothing but room holds them back."""
         if not self.num_threads:

@@ -76,7 +76,13 @@ class RunTrace:
         """ValueError, naming the file, for one that is no trace."""
         file = Path(path)
         try:
-            value = json.loads(file.read_text(encoding="utf-8"))
+            text = file.read_text(encoding="utf-8")
+            if not text.strip():
+                raise ValueError("it is empty: save one with loader.save_trace(path) on every rank")
+            try:
+                value = json.loads(text)
+            except ValueError as error:
+                raise ValueError(f"it is no trace of a run: {error}") from None
             return cls._from_json(value)
         except FileNotFoundError:
             raise ValueError(f"there is no trace {file}: save one with loader.save_trace(path) on every rank") from None

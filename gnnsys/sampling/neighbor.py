@@ -137,6 +137,12 @@ class NeighborSampler(Sampler):
             structures, num_nodes, fanouts, replace=self.replace, labor=labor, device=self.device, original=original
         )
 
+    @property
+    def plain_fanouts(self) -> dict[EdgeType, tuple[int, ...]] | None:
+        """Per hop, where a device would sample all hops in one native call; None where not."""
+        is_weighted = self._options["weight_attr"] is not None or self.time is not None
+        return None if is_weighted or self.weighs or self.disjoint or self.expand != "new" else dict(self._fanouts)
+
     def options(self) -> dict[str, Any]:
         """What decides a sample besides the graph, the seeds and the key, by the names that users give it."""
         lists = set(self._fanouts.values())

@@ -10,11 +10,11 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from gnnsys.comm import Client, CommError, Keys, Kind, find_address
+from gnnsys.comm import CURVE, Client, CommError, Keys, Kind, find_address
 
 ASSISTANTS = "GNNSYS_ASSISTANTS"
 
@@ -76,34 +76,72 @@ class Assistants:
 
     def survey(self, client: Client, first: int, path: str) -> list[dict[str, Any]]:
         """What each has at `path`; machines are numbered from `first`."""
-        asked = [
-            client.request(first + number, Kind.OPEN, options={"path": path, "survey": True})
-            for number in range(len(self.endpoints))
-        ]
-        reports: list[dict[str, Any]] = []
-        for name, pending in zip(self.endpoints, asked, strict=True):
-            try:
-                reports.append(pending.result().options)
-            except CommError as error:
-                reports.append({"error": f"{name}: {getattr(error, 'remote_text', error)}"})
-        return reports
+        answers = self._ask(client, first, [{"path": path, "survey": True}] * len(self.endpoints), None)
+        return [answer if isinstance(answer, dict) else {"error": answer} for answer in answers]
 
     def serve(
-        self, client: Client, first: int, path: str, machine_of_part: Sequence[int], verify: bool, timeout: float
-    ) -> tuple[dict[str, list[str]], str | None]:
-        """Has each open its parts and start its samplers; where these listen, or what is wrong."""
-        asked = []
-        for number in range(len(self.endpoints)):
-            parts = [part for part, machine in enumerate(machine_of_part) if machine == first + number]
-            options = {"path": path, "parts": parts, "verify": verify}
-            asked.append(client.request(first + number, Kind.OPEN, options=options, timeout=timeout))
+        self, client: Client, first: int, path: str, machine_of_part: Sequence[int], verify: bool, timeout: float,
+        job: Mapping[str, Any],
+    ) -> tuple[dict[str, list[str]], str | None]:  # fmt: skip
+        """Has each forget what an earlier life of the job had there, open its parts and start its samplers; where these
+        listen, or what is wrong. `job`: what `AssistedJob` says of it."""
+        if (problem := self.forget(client, first)) is not None:
+            return {}, problem
+        served = [
+            [part for part, machine in enumerate(machine_of_part) if machine == first + number]
+            for number in range(len(self.endpoints))
+        ]
+        told = [{"path": path, "parts": parts, "verify": verify, **job} for parts in served]
         found: dict[str, list[str]] = {}
+        for name, answer in zip(self.endpoints, self._ask(client, first, told, timeout), strict=True):
+            if isinstance(answer, str):
+                return {}, answer
+            found[name] = [str(where) for where in answer.get("samplers", [])]
+        return found, None
+
+    def forget(self, client: Client, first: int) -> str | None:
+        """Has each close its parts and drop the tables that were made there; what is wrong."""
+        answers = self._ask(client, first, [{"path": None}] * len(self.endpoints), None)
+        return next((answer for answer in answers if isinstance(answer, str)), None)
+
+    def _ask(
+        self, client: Client, first: int, told: Sequence[dict[str, Any]], timeout: float | None
+    ) -> list[dict[str, Any] | str]:
+        """Has each do what `told` has for it, all at once; what they say, or what is wrong with one."""
+        asked = [
+            client.request(first + number, Kind.OPEN, options=options, timeout=timeout)
+            for number, options in enumerate(told)
+        ]
+        answers: list[dict[str, Any] | str] = []
         for name, pending in zip(self.endpoints, asked, strict=True):
             try:
-                found[name] = [str(where) for where in pending.result().options.get("samplers", [])]
+                answers.append(pending.result().options or {})
             except CommError as error:
-                return {}, f"{name}: {getattr(error, 'remote_text', error)}"
-        return found, None
+                answers.append(f"{name}: {getattr(error, 'remote_text', error)}")
+        return answers
+
+
+@dataclass(frozen=True, kw_only=True)
+class AssistedJob:
+    """What a host without ranks must know of the job's session, which begins after it: seconds of silence after which a
+    rank counts as dead, and how messages are encrypted (`Keys.encrypts`)."""
+
+    lost_after: float = 30.0
+    encrypts: bool | str = True
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> AssistedJob:
+        """Of the options of a request, which may have others; ValueError for what is none."""
+        own = cls(**{name: values[name] for name in cls.__dataclass_fields__ if name in values})
+        seconds = own.lost_after
+        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds <= 86400:
+            raise ValueError(f"lost_after must be from 0 to 86400 seconds, got {seconds!r:.100}")
+        if own.encrypts not in (True, CURVE):
+            raise ValueError(f"a host without ranks encrypts by True or {CURVE!r}, got {own.encrypts!r:.100}")
+        return own
 
 
 def run_assistant() -> int:

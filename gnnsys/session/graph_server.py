@@ -10,7 +10,7 @@ import os
 import select
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,9 @@ class GraphServer:
     """The services of one machine behind one `comm.Server`: tables from the start, the graph once it is opened.
 
     A server that stands on its own (`alone`) takes no OPEN and no STOP from clients, and saves and loads tables below
-    `folder` only, or nowhere. `max_table_bytes`: see `Shard`; `is_reserved`, `bulk_port`: see `Server`; `io_threads`
-    follow from the cores where they are not said. `on_open(path)` is called once parts are open; its answer is told.
+    `folder` only, or nowhere. `max_table_bytes`: see `Shard`; `is_reserved`, `bulk_port`, `rate_out`: see `Server`;
+    `io_threads` follow from the cores where they are not said. `on_open(path, options)` is called once parts are open,
+    with what was asked; its answer is told.
     """
 
     def __init__(
@@ -52,7 +53,8 @@ class GraphServer:
         max_table_bytes: int | None = None,
         is_reserved: bool = False,
         bulk_port: int = 0,
-        on_open: Callable[[str], dict[str, Any]] | None = None,
+        on_open: Callable[[str, Mapping[str, Any]], dict[str, Any]] | None = None,
+        rate_out: float | None = None,
     ) -> None:
         self._on_open = on_open
         self.stopped = threading.Event()
@@ -74,7 +76,7 @@ class GraphServer:
             handlers, bind=bind, keys=keys, threads=threads, native_threads=native_threads, name=f"machine-{machine}",
             is_reserved=is_reserved, at_once=(Kind.STATUS, Kind.STOP),
             short={Kind.PULL: lambda header, front: self._shard.answer_small(header, front)},
-            io_threads=io_threads, bulk_port=bulk_port,
+            io_threads=io_threads, bulk_port=bulk_port, rate_out=rate_out,
         )  # fmt: skip
 
     def start(self) -> list[str]:
@@ -116,6 +118,10 @@ class GraphServer:
             self._shard = self._make_shard()
             self._services, self._opened = dict(self._shard.handlers()), None
 
+    def lose_ranks_after(self, seconds: float) -> None:
+        """From now on a rank that is silent for so long counts as dead."""
+        self._life.lost_after = seconds
+
     def close(self) -> None:
         """Ends it, within seconds."""
         self.server.close()
@@ -130,6 +136,10 @@ class GraphServer:
 
     def _handle_open(self, request: Request) -> Reply:
         options = request.options
+        if "rate_out" in options:
+            rate = options["rate_out"]
+            self.server.set_rate_out(None if rate is None else float(rate))
+            return Reply()
         if options["path"] is None:
             self.shut()
             return Reply()
@@ -137,7 +147,7 @@ class GraphServer:
         if options.get("survey") is True:
             return Reply(options=survey(path))
         self.open(path, [int(part) for part in options["parts"]], verify=bool(options["verify"]))
-        return Reply(options=None if self._on_open is None else self._on_open(path))
+        return Reply(options=None if self._on_open is None else self._on_open(path, options))
 
     def _status(self, request: Request) -> Reply:
         load = self.server.load(without=(Kind.STATUS,))

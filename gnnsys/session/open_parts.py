@@ -19,7 +19,7 @@ from gnnsys.graph import MANIFEST
 from gnnsys.observe import num_usable_cores
 from gnnsys.partition import Parts, Placement, open_parts, part_folder, place_parts
 from gnnsys.sampling import DistGraph, graph_tables, part_rows
-from gnnsys.session.assistants import Assistants
+from gnnsys.session.assistants import Assistants, AssistedJob
 from gnnsys.session.planned_hosts import GivenPlan, find_plan, host_name, serve_by_plan
 from gnnsys.store import Policy, Shard, Store
 
@@ -55,14 +55,17 @@ def open_in_group(
     place: str = "auto",
     given_plan: GivenPlan = None,
     assistants: Assistants | None = None,
+    assisted: AssistedJob | None = None,
+    samplers: int | None = None,
 ) -> DistGraph:
     """The parts of all machines: those of this one mapped here, the others through their servers.
 
     `remember` is told the directory and the parts that this machine's server is to have open. `place` is where a device
     is to find them, which all ranks say alike: else all would wait for the slowest. `given_plan`: see `find_plan`.
-    `assistants`: hosts without ranks, which serve parts where a plan says so.
+    `assistants`: hosts without ranks, which serve parts where a plan says so, and are told of the job (`assisted`).
+    `samplers`: how many each rank starts, which all must say alike.
     """
-    machine_of_part = decide(group, path, given_plan, place, assistants, client)
+    machine_of_part = decide(group, path, given_plan, place, assistants, client, samplers)
     if max(machine_of_part, default=0) < group.num_machines and not _has_samplers(given_plan):
         assistants = None  # nothing is asked of them
     here = [part for part, machine in enumerate(machine_of_part) if machine == group.machine]
@@ -70,13 +73,16 @@ def open_in_group(
     try:
         _serve(group, client, path, here, verify=verify, timeout=timeout)
         if assistants is not None:
-            _assist(group, client, path, machine_of_part, assistants, verify=verify, timeout=timeout)
+            job = assisted or AssistedJob()
+            _assist(group, client, path, machine_of_part, assistants, job, verify=verify, timeout=timeout)
         return _map(group, client, path, machine_of_part, here, timeout, policy)
     except ValueError:
         remember(None, ())
         if group.is_leader:  # what this machine has opened is of no use without the others
             with contextlib.suppress(CommError):  # every rank raises what went wrong first
                 client.request(group.machine, Kind.OPEN, options={"path": None}).result()
+        if group.rank == 0 and assistants is not None:
+            assistants.forget(client, group.num_machines)
         raise
 
 
@@ -86,21 +92,23 @@ def _has_samplers(given_plan: GivenPlan) -> bool:
 
 
 def _assist(
-    group: Group, client: Client, path: str | os.PathLike[str], machine_of_part: list[int], assistants: Assistants, *,
-    verify: bool, timeout: float,
+    group: Group, client: Client, path: str | os.PathLike[str], machine_of_part: list[int], assistants: Assistants,
+    job: AssistedJob, *, verify: bool, timeout: float,
 ) -> None:  # fmt: skip
     """Has hosts without ranks open their parts and start their samplers; ValueError on every rank where one cannot."""
     found: dict[str, list[str]] = {}
     problem = None
     if group.rank == 0:
-        found, problem = assistants.serve(client, group.num_machines, str(path), machine_of_part, verify, timeout)
+        found, problem = assistants.serve(
+            client, group.num_machines, str(path), machine_of_part, verify, timeout, job.to_json()
+        )
     group.agree("assisted", problem, timeout + group.timeout)
     assistants.samplers = group.share("assisting", found)
 
 
 def decide(
     group: Group, path: str | os.PathLike[str], given_plan: GivenPlan, place: str = "auto",
-    assistants: Assistants | None = None, client: Client | None = None,
+    assistants: Assistants | None = None, client: Client | None = None, samplers: int | None = None,
 ) -> list[int]:  # fmt: skip
     """The machine of each part, the same on every rank: by the plan where there is one, else by the disks."""
     report = survey(path) if group.is_leader else None
@@ -112,8 +120,9 @@ def decide(
     others: list[dict[str, Any]] = []
     if assistants is not None and client is not None and planned is not None and group.rank == 0:
         others = assistants.survey(client, group.num_machines, str(path))
-    told = group.gather("open", [group.machine, report, str(path), place, text, problem, host_name(), others])
+    told = group.gather("open", [group.machine, report, str(path), place, text, problem, host_name(), others, samplers])
     check_alike("place", [row[3] for row in told])
+    check_alike("samplers", [row[8] for row in told])
     by_machine = {row[0]: row[1] for row in told if row[1] is not None}
     reports = [*(by_machine[machine] for machine in range(group.num_machines)), *told[0][7]]
     machine_of_part = plan(reports, [row[2] for row in told])
@@ -177,7 +186,7 @@ def _map(
     return graph
 
 
-def check_alike(name: str, given: Sequence[str]) -> None:
+def check_alike(name: str, given: Sequence[Any]) -> None:
     """ValueError where ranks say different things."""
     if len(set(given)) > 1:
         rank = next(rank for rank, value in enumerate(given) if value != given[0])

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from gnnsys.comm import Client, Group, Keys, default_server_threads
+from gnnsys.comm import Client, Group, Keys, RequestContext, default_server_threads
 from gnnsys.loader import SamplerPeers, graph_identity
 from gnnsys.observe import num_usable_cores
 from gnnsys.planning import LaunchPlan
@@ -23,6 +23,7 @@ _log = logging.getLogger(__name__)
 
 OF_ONE_RANK = 1 << 10  # numbers of samplers
 _START_SECONDS = 150.0
+SAMPLERS_REMEDY = "see what that host printed, or plan without samplers there (gnnsys plan --samplers 0)"
 
 
 class SamplerProcesses:
@@ -89,27 +90,35 @@ def start_planned(
         try:
             endpoints = processes.start(len(plan.hosts[by_name[name]].samplers), first)
         except (RuntimeError, OSError) as error:
-            problem = f"{name}: {error}"
+            problem = f"{name}: {error}: {SAMPLERS_REMEDY}"
     group.agree("samplers", problem, _START_SECONDS + group.timeout)
     told = group.gather("sampler endpoints", [name, endpoints])
     listening = {**others, **{host: found for host, found in told if found is not None}}
+    for host in plan.hosts:  # every rank knows of all, so that all say the same
+        if len(found := listening.get(host.name, [])) != len(host.samplers):
+            raise ValueError(
+                f"{host.name}: {len(found)} of {len(host.samplers)} samplers of the plan listen: {SAMPLERS_REMEDY}"
+            )
     return [listening[host][number] for host, number in plan.samplers_of(name, group.local_rank)]
 
 
 def peers_of(
     endpoints: list[str], graph: DistGraph, group: Group, keys: Keys, timeout: float, lost_after: float,
-    keep: Callable[[Client], None],
+    context: RequestContext, keep: Callable[[Client], None],
 ) -> SamplerPeers:  # fmt: skip
-    """How a rank asks its samplers. `keep` is told the client, which the session closes."""
+    """How a rank asks its samplers. `context`: priority and path of all that it asks, and of what they ask for it.
+    `keep` is told the client, which the session closes."""
     served = {} if graph.client is None else graph.client.peers
     servers = tuple(served[machine] for machine in sorted(served))
     opening = GraphOpening(
         digest=graph_identity(graph), machine_of_part=tuple(graph.machine_of_part), peers=servers,
-        incarnation=group.incarnation, timeout=timeout, lost_after=lost_after,
+        incarnation=group.incarnation, timeout=timeout, lost_after=lost_after, priority=context.priority,
+        path=context.path,
     )  # fmt: skip
     client = Client(
         dict(enumerate(endpoints)), sender=group.rank, incarnation=group.incarnation, keys=keys, timeout=timeout,
         name=f"rank-{group.rank}-samplers", lost_after=lost_after,
     )  # fmt: skip
+    client.context = context
     keep(client)
     return SamplerPeers(client, tuple(range(len(endpoints))), opening.to_json(), timeout)

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gnnsys.comm import Client, Handler, Keys, Kind, Reply, Request, Server, default_lanes
+from gnnsys.comm import Client, Handler, Keys, Kind, Reply, Request, RequestContext, Server, default_lanes
 from gnnsys.graph import MANIFEST
 from gnnsys.loader import BatchService
 from gnnsys.observe import num_usable_cores
@@ -31,7 +31,8 @@ SENDERS = 1 << 20  # how senders that are no ranks are numbered: from here on
 @dataclass(frozen=True, kw_only=True)
 class GraphOpening:
     """What a sampler must know of a job's graph: `machine_of_part`, and where each machine's server listens (`peers`;
-    none where the job has one process). `digest` is that of the parts' manifest. Seconds: as of the job's session."""
+    none where the job has one process). `digest` is that of the parts' manifest. Seconds: as of the job's session.
+    `priority` and `path`: of what is asked of these servers, as `gnnsys.open` was given them."""
 
     digest: str
     machine_of_part: tuple[int, ...]
@@ -39,6 +40,8 @@ class GraphOpening:
     incarnation: int = 0
     timeout: float = 60.0
     lost_after: float = 30.0
+    priority: int | None = None
+    path: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
@@ -60,6 +63,7 @@ class GraphOpening:
             raise ValueError(f"seconds must be from 1 to 86400, got {str(seconds)[:200]}")
         if not _is_list([values["incarnation"]], int) or not 0 <= values["incarnation"] < 1 << 63:
             raise ValueError(f"incarnation must be a number of 63 bits, got {str(values['incarnation'])[:200]}")
+        RequestContext(priority=values["priority"], path=values["path"])  # says what is wrong with them
         return cls(**{**values, "machine_of_part": tuple(machines), "peers": tuple(peers)})
 
 
@@ -136,6 +140,7 @@ class SamplerServer:
             lost_after=opening.lost_after,
             lanes=default_lanes(num_usable_cores(), 1),
         )
+        client.context = RequestContext(priority=opening.priority, path=opening.path)
         self._clients[opening] = client
         store = Store(
             machine_of_part=machines, machine=self._machine, client=client, rank=0, world_size=1,

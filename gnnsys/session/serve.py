@@ -67,6 +67,7 @@ def _make(orders: Mapping[str, Any]) -> GraphServer | SamplerServer:
         lost_after=float(orders["lost_after"]),
         is_reserved=orders["is_reserved"],
         io_threads=orders["io_threads"],
+        rate_out=orders["rate_out"],
     )
     if orders["open"] is not None:  # before it listens: whoever finds it back finds all of it
         graph_server.open(orders["open"]["path"], orders["open"]["parts"], verify=False)

@@ -33,6 +33,7 @@ class ServerSupervisor:
 
     def __init__(self, max_restarts: int = 3) -> None:
         self.parts: tuple[str, Sequence[int]] | None = None
+        self.rate_out: float | None = None  # of the next process
         self.is_over = False  # it is not started again
         self._process = ServerProcess()
         self._number = 0
@@ -113,7 +114,9 @@ class ServerSupervisor:
             self._number += 1
             self._process = ServerProcess()
         try:
-            self._process.order(**self._orders, life=self._number, parts=self.parts, parent_death=True)
+            self._process.order(
+                **self._orders, life=self._number, parts=self.parts, parent_death=True, rate_out=self.rate_out
+            )
             self._process.endpoints(_START_SECONDS)
         except (RuntimeError, OSError, ValueError) as error:  # the latter where `close` has shut its pipes meanwhile
             if not self._is_closing:

@@ -28,10 +28,13 @@ _SHARE = 1 / 16  # of what the device has left
 
 def is_short(rows: Tensor, device: torch.device) -> bool:
     """Whether a table's rows are so short, and so few, that a device should rather have a copy of it."""
+    return has_short_rows(rows) and rows.nbytes <= _SHARE * MemoryBudget.of(device).left()
+
+
+def has_short_rows(rows: Tensor) -> bool:
+    """The same of a device that has room."""
     row_bytes = prod(rows.shape[1:]) * rows.element_size()
-    if not 0 < row_bytes <= SHORT_ROW or not _LEAST_BYTES <= rows.nbytes <= _MOST_BYTES:
-        return False
-    return rows.nbytes <= _SHARE * MemoryBudget.of(device).left()
+    return 0 < row_bytes <= SHORT_ROW and _LEAST_BYTES <= rows.nbytes <= _MOST_BYTES
 
 
 def short_rows_on(source: TensorSource, device: torch.device) -> TensorSource:

@@ -49,22 +49,24 @@ class _Item:
         return out
 
 
-def pull_chunks(arrays: Sequence[Tensor], find: Callable[[int], Table], buffers: BufferPool) -> Iterator[Reply]:
+def pull_chunks(
+    arrays: Sequence[Tensor], find: Callable[[int], Table], buffers: BufferPool, chunk_bytes: int = CHUNK_BYTES
+) -> Iterator[Reply]:
     """The rows a message asks for, piece by piece. What is wrong with the message is found before the first one."""
     items = [_read_item(item, arrays, find) for item in read_plan(arrays, 5)]
-    return _chunks(items, buffers)
+    return _chunks(items, buffers, chunk_bytes)
 
 
-def _chunks(items: Sequence[_Item], buffers: BufferPool) -> Iterator[Reply]:
+def _chunks(items: Sequence[_Item], buffers: BufferPool, chunk_bytes: int) -> Iterator[Reply]:
     pieces: list[tuple[int, int, int]] = []
     rows: list[Tensor] = []
-    room = CHUNK_BYTES
+    room = chunk_bytes
     for number, item in enumerate(items):
         first = 0
         while first < item.num_rows:
             if (room < item.row_bytes and pieces) or len(pieces) == MAX_PIECES:
                 yield _reply(pieces, rows)
-                pieces, rows, room = [], [], CHUNK_BYTES
+                pieces, rows, room = [], [], chunk_bytes
             count = min(item.num_rows - first, max(1, room // max(1, item.row_bytes)))
             pieces.append((number, first, count))
             rows.append(item.gather(first, count, buffers))

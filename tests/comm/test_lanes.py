@@ -22,7 +22,7 @@ from gnnsys.comm import (
 )
 from gnnsys.comm.client import MAX_LANES
 from gnnsys.comm.client_quotas import client_of
-from gnnsys.comm.kinds import BULK, is_spread, traffic_class
+from gnnsys.comm.kinds import BULK, is_spread, is_structure, traffic_class
 from tests.comm.endpoints import DEADLINE, Proxy, joined, until
 
 LANES = 3
@@ -106,6 +106,35 @@ def test_a_lane_is_opened_once_the_one_before_it_was_answered_and_is_needed():
         assert [lane.socket is not None for lane in lanes] == [True, False, False], "one is enough"
 
 
+@pytest.mark.parametrize("keys", [None, Keys.generate()], ids=["open", "encrypted"])
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_structure_is_answered_while_rows_that_were_asked_for_before_are_still_on_their_way(lanes, keys):
+    """On one connection a reply is behind all that is sent before it, however long that takes on a slow link."""
+    rows: dict[int, Future[Reply]] = {}
+    handlers = {
+        Kind.PULL: lambda request: rows.setdefault(request.request_id, Future()),
+        Kind.SAMPLE: lambda request: Reply(request.arrays),
+    }
+    with joined(handlers, client={"lanes": lanes}, keys=keys) as (_, client):
+        link, ids = client._links[0], torch.arange(5)
+        client.request(0, Kind.SAMPLE, [ids]).result(DEADLINE)
+        assert link.aside.socket is None, "as long as no rows are on their way, lanes do"
+        pulls = []
+        for lane in link.lanes:
+            pulls.append(client.request(0, Kind.PULL))
+            assert [*lane.outstanding.values()] == pulls[-1:]
+            sample = client.request(0, Kind.SAMPLE, [ids])
+            assert (sample.connection is link.aside) == (lane is link.lanes[-1])
+            assert torch.equal(sample.result(DEADLINE).arrays[0], ids)
+        assert not any(pull.done() for pull in pulls)
+        assert all(is_structure(kind) <= is_spread(kind) for kind in Kind) and not is_structure(Kind.PULL)
+        until(lambda: len(rows) == lanes)
+        for future in rows.values():
+            future.set_result(Reply())
+        for pull in pulls:
+            pull.result(DEADLINE)
+
+
 def test_a_client_s_quota_counts_all_its_lanes():
     held, allowed = Held(), 10
     limits = Limits(max_client_requests=allowed)
@@ -133,8 +162,8 @@ def test_lanes_are_one_client_and_strangers_with_other_names_are_others():
         for connection in link.connections:
             client._open(link, connection)
         names = [connection.socket._socket.routing_id for connection in link.connections]
-        assert len(set(names)) == 1 + LANES
-        assert len({client_of(name) for name in names}) == 2, "its control connection, and its lanes"
+        assert len(set(names)) == 2 + LANES
+        assert len({client_of(name) for name in names}) == 2, "its control connection, and all for rows and structure"
     assert client_of(b"\0abcd") == b"\0abcd" and client_of(b"") == b""
 
 

@@ -48,17 +48,18 @@ def test_booleans_strided_and_differentiable_arrays_come_back():
 
 def test_every_field_of_the_header_comes_back():
     fields = dict(timeout_us=5, priority=-3, sender=7, incarnation=2**63, sequence=11, batch=12, layer=2)
-    fields |= dict(path=4, loader=2**32 - 1)
+    fields |= dict(path=4, loader=2**32 - 1, share=2**64 - 1)
     message = decode(encoded([torch.zeros(2)], {"name": "é", "rows": [1, 2]}, **fields))
     assert {name: getattr(message, name) for name in fields} == fields
     assert message.kind == 16 and message.request_id == 9 and message.options == {"name": "é", "rows": [1, 2]}
 
 
 def test_a_reply_says_how_long_it_was_queued_and_served_and_repeats_whose_request_it_was():
-    request = wire.make_header(16, 9, batch=12, layer=2, path=4, loader=6, priority=-1)
+    request = wire.make_header(16, 9, batch=12, layer=2, path=4, loader=6, priority=-1, share=8)
     reply = wire.reply_header(request, queued_us=3, served_us=1 << 40)
     assert (reply.queued_us, reply.served_us) == (3, (1 << 32) - 1), "as much as the field holds"
     assert (reply.batch, reply.layer, reply.path, reply.loader, reply.priority) == (12, 2, 4, 6, -1)
+    assert reply.share == 0, "that was the receiver's to say"
     wire.check_request(request)
     for name in ("queued_us", "served_us", "chunk", "num_chunks", "status", "flags"):
         with pytest.raises(WireError):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -73,7 +75,7 @@ def with_samplers(path: Path, count: int = 1, keys: Keys | None = None) -> Itera
         session = ends.enter_context(gnnsys.init(process_group=False))
         endpoints = tuple(machine.start()[0] for machine in machines)
         graph = open_alone(path, verify=False)
-        session._graphs[str(path)] = graph
+        session._graphs.by_path[str(path)] = graph
         opening = GraphOpening(
             digest=graph_identity(graph), machine_of_part=tuple(machine_of_part), peers=endpoints, incarnation=1
         )
@@ -137,7 +139,10 @@ def served(plain: Path) -> Iterator[DistGraph]:
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_batches_are_the_trainers_own_to_the_last_bit(served, options):
+def test_batches_are_the_trainers_own_to_the_last_bit(served, options, monkeypatch):
+    for name in ("LEAST_PATIENCE", "MOST_PATIENCE", "FIRST_PATIENCE"):  # on a busy machine, too
+        monkeypatch.setattr(elsewhere, name, 60.0)
+
     def loader(samplers: bool) -> NeighborLoader:
         return NeighborLoader(served, [4, 3], batch_size=30, shuffle=True, seed=-7, samplers=samplers, **options)
 
@@ -292,6 +297,43 @@ def test_a_sampler_that_lags_is_not_waited_for_and_asked_again_once_it_has_answe
                 break
         assert counts(theirs)["from_samplers"] > 3
         theirs.close()
+
+
+def test_samplers_that_cannot_be_reached_do_not_keep_the_first_batch_waiting_for_each_of_them(plain, monkeypatch):
+    """Three of four are nowhere. All are told of the loader at once, and the one that answers is asked."""
+    monkeypatch.setattr(elsewhere, "FIRST_PATIENCE", 40.0)
+    with served_by(plain, lambda handler, request: handler(request)) as graph, contextlib.ExitStack() as ends:
+        nowhere = [ends.enter_context(socket.socket()) for _ in range(3)]
+        for each in nowhere:
+            each.bind(("127.0.0.1", 0))  # and does not listen
+        (there,) = graph.samplers.client.peers.values()
+        peers = [*(f"tcp://127.0.0.1:{each.getsockname()[1]}" for each in nowhere), there]
+        client = ends.enter_context(Client(dict(enumerate(peers)), sender=0, incarnation=1))
+        graph.samplers = SamplerPeers(client, (0, 1, 2, 3), {})
+        loader = NeighborLoader(graph, [4, 3], batch_size=13, samplers=True, num_threads=0)
+        began = time.monotonic()
+        next(iter(loader))
+        assert time.monotonic() - began < 40.0
+        assert counts(loader)["from_samplers"] >= 1
+        loader.close()
+
+
+def test_without_any_sampler_that_answers_the_first_batch_waits_once(plain, monkeypatch):
+    monkeypatch.setattr(elsewhere, "FIRST_PATIENCE", 0.5)
+    with contextlib.ExitStack() as ends:
+        graph = open_alone(plain, verify=False)
+        nowhere = [ends.enter_context(socket.socket()) for _ in range(8)]
+        for each in nowhere:
+            each.bind(("127.0.0.1", 0))
+        peers = {number: f"tcp://127.0.0.1:{each.getsockname()[1]}" for number, each in enumerate(nowhere)}
+        client = ends.enter_context(Client(peers, sender=0, incarnation=1))
+        graph.samplers = SamplerPeers(client, tuple(peers), {})
+        loader = NeighborLoader(graph, [4, 3], batch_size=13, samplers=True, num_threads=0)
+        began = time.monotonic()
+        next(iter(loader))
+        assert 0.5 <= time.monotonic() - began < 4.0  # eight times in turn
+        assert counts(loader)["own"] >= 1 and counts(loader)["from_samplers"] == 0
+        loader.close()
 
 
 def other_seeds(handler, request):

@@ -47,7 +47,7 @@ for thread in closing:
     thread.start()
 for thread in closing:
     thread.join()
-told["closed"] = session._server and session._server.returncode
+told["closed"] = session._servers.own and session._servers.own.returncode
 os.kill(child, signal.SIGKILL)
 total = torch.ones(1)
 dist.all_reduce(total)

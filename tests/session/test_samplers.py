@@ -44,7 +44,7 @@ if __name__ == "__main__":
         os.environ["GNNSYS_LAUNCH_HOST"] = ["h2", "h1"][int(os.environ["GROUP_RANK"])]
     with gnnsys.init(timeout=120, process_group=False) as session:
         graph = gnnsys.open(path, plan=plan)
-        pids = session.group.gather("pids", session._samplers.pids)
+        pids = session.group.gather("pids", session._graphs.samplers.pids)
         victim = pids[1][0] if session.rank == 0 else None
         print(json.dumps([*train(graph, session, victim), [len(each) for each in pids], session.rank]))
         session.barrier()
@@ -86,7 +86,7 @@ ALONE = """
 import sys, torch, gnnsys
 with gnnsys.init(process_group=False) as session:
     graph = session.open(sys.argv[1], samplers=2)
-    assert session.open(sys.argv[1]) is graph and len(session._samplers.pids) == 2
+    assert session.open(sys.argv[1]) is graph and len(session._graphs.samplers.pids) == 2
     ours, own = (gnnsys.NeighborLoader(graph, [4], batch_size=100, samplers=samplers) for samplers in (True, False))
     for one, other in zip(ours, own, strict=True):
         assert torch.equal(one.x, other.x) and torch.equal(one.edge_index, other.edge_index)

@@ -57,3 +57,14 @@ def test_rows_are_those_of_the_table_however_they_travel(store):
         assert wanted is None or torch.equal(found, wanted)
     assert torch.equal(wide[at], rows[ids])
     assert torch.equal(got[4], rows[one_part].bfloat16().float())
+
+
+def test_paced_rows_are_those_of_the_table_few_and_many_by_every_way(store):
+    made, rows = store
+    made._machines.client_for(0).set_rate_in(40_000_000)
+    for count in (1, 200, 900, 25_000):
+        ids = random_ids(count, NUM_ROWS)
+        near = ids[ids < 20_000]
+        got = made.pull([Pull(X.name, ids), Pull(X.name, near, columns=torch.arange(0, 64, 3))]).result()
+        assert torch.equal(got[0], rows[ids]) and torch.equal(got[1], rows[near][:, ::3])
+        assert torch.equal(made.pull([Pull(X.name, near)]).result()[0], rows[near])
