@@ -5,8 +5,9 @@ For users: `Graph`; `dataset` and `available_datasets`; `load`, `save` and `exte
 which are generated.
 
 For other rooms: the words of a schema (`NODE`, `EDGE`, `NodeType`, `EdgeType`), ids and rows as users give them
-(`as_ids`, `ids_of`, `check_data`), names in error messages (`some`, `did_you_mean`), and files that are whole or not
-there: arrays (`ArrayWriter`, `ArrayReader`), manifests (`staged`, `write_manifest`, `read_manifest`), room on a disk.
+(`as_ids`, `ids_of`, `check_data`), names in error messages (`some`, `in_words`, `did_you_mean`), and files that
+are whole or not there: arrays (`ArrayWriter`, `ArrayReader`), manifests (`staged`, `write_manifest`, `read_manifest`),
+room on a disk; a graph in one block of memory that processes share (`pack_plan`, `unpack`).
 """
 
 from gnnsys.graph.arrays import (
@@ -37,9 +38,10 @@ from gnnsys.graph.manifest import (
     sync_folder,
     write_manifest,
 )
-from gnnsys.graph.names_in_errors import did_you_mean, some
+from gnnsys.graph.names_in_errors import did_you_mean, in_words, some
 from gnnsys.graph.npy import load_npy, load_npz_arrays, map_npy
 from gnnsys.graph.ogb import from_ogb, from_ogb_dict
+from gnnsys.graph.packed_graph import PackPlan, pack_plan, unpack
 from gnnsys.graph.row_checks import check_data, check_weight, is_source
 from gnnsys.graph.saved_graph import save
 from gnnsys.graph.schema import EDGE, NODE, EdgeType, NodeType, edge_type_key
@@ -64,6 +66,7 @@ __all__ = [
     "Graph",
     "IdsLike",
     "NodeType",
+    "PackPlan",
     "RawFile",
     "as_graph",
     "as_ids",
@@ -92,6 +95,7 @@ __all__ = [
     "from_pyg",
     "ids_of",
     "ids_or_mask",
+    "in_words",
     "is_generated",
     "is_source",
     "load",
@@ -99,6 +103,7 @@ __all__ = [
     "load_npz_arrays",
     "manifest_checksum",
     "map_npy",
+    "pack_plan",
     "planted_noise",
     "read_manifest",
     "rmat",
@@ -112,5 +117,6 @@ __all__ = [
     "to_pyg",
     "typed",
     "typed_graph",
+    "unpack",
     "write_manifest",
 ]

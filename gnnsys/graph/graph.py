@@ -17,7 +17,7 @@ from gnnsys.graph.names_in_errors import MANY, some
 from gnnsys.graph.row_checks import check_data, check_rows, check_weight, is_source
 from gnnsys.graph.schema import EDGE, NODE, EdgeType, NodeType
 from gnnsys.graph.user_ids import as_ids
-from gnnsys.ops import CSC
+from gnnsys.ops import CSC, planned_kind
 
 
 class Graph:
@@ -44,6 +44,7 @@ class Graph:
         info: Mapping[str, Any] | None = None,
     ) -> None:
         self.info: dict[str, Any] = dict(info or {})
+        self.planned_place = "host"  # where it would be, if an estimate has it made: host, pinned or device
         self.structure_copies: dict[torch.device, dict[EdgeType, CSC]] = {}  # of a pinned graph, by who samples it
         self._num_nodes = {node_type: int(count) for node_type, count in num_nodes.items()}
         self._csc = dict(csc)
@@ -93,6 +94,22 @@ class Graph:
             except ValueError as error:
                 raise ValueError(f"edge type {edge_type!r}: {error}") from error
         return cls(num_nodes, csc, node_data, edge_data, info)
+
+    @classmethod
+    def _of_checked(
+        cls,
+        num_nodes: Mapping[NodeType, int],
+        csc: Mapping[EdgeType, CSC],
+        node_data: Mapping[NodeType, Mapping[str, Tensor]],
+        edge_data: Mapping[EdgeType, Mapping[str, Tensor]],
+        info: Mapping[str, Any],
+    ) -> Graph:
+        """A graph of arrays that were a graph's before: nothing is looked at, and no device is waited for."""
+        out = cls(num_nodes, {}, info=info)
+        out._csc = dict(csc)
+        out.node_data = {node_type: dict(node_data.get(node_type, {})) for node_type in out._num_nodes}
+        out.edge_data = {edge_type: dict(edge_data.get(edge_type, {})) for edge_type in out._csc}
+        return out
 
     # -- schema ------------------------------------------------------------------------------------------------------
 
@@ -186,7 +203,10 @@ class Graph:
 
         On a GPU, samplers and loaders then do all their work there. What is there already is shared, not copied.
         """
-        return self._moved(lambda csc: csc.to(device), lambda rows: rows.to(device))
+        moved = self._moved(lambda csc: csc.to(device), lambda rows: rows.to(device))
+        if planned_kind() not in (None, "cpu"):
+            moved.planned_place = "device"
+        return moved
 
     def pin_memory(self) -> Graph:
         """The graph with its structure and its tensors of rows in pinned host memory, which a GPU reads directly.
@@ -194,6 +214,10 @@ class Graph:
         For graphs that do not fit the device. Pinned memory is never paged out: it counts in full, and twice while the
         graph that it was made of lives.
         """
+        if planned_kind() not in (None, "cpu"):  # by an estimate, on a machine that may have no device
+            planned = self.copy()
+            planned.planned_place = "pinned"
+            return planned
         return self._moved(
             lambda csc: csc.pin_memory(),
             lambda rows: rows if not rows.is_cpu or rows.is_pinned() else rows.contiguous().pin_memory(),

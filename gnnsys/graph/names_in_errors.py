@@ -29,6 +29,19 @@ def some(names: Iterable[Any], *, near: Any = None, most: int = MANY) -> str:
     return f"[{', '.join(shown)}]"
 
 
+def in_words(names: Iterable[Any], *, most: int = MANY) -> str:
+    """The names with commas, as a person writes them: for people who have not written a line of Python.
+
+    >>> in_words(["h1", "h2"]), in_words([])
+    ('h1, h2', 'none')
+    >>> in_words(range(30), most=3)
+    '0, 1, 2 and 27 more'
+    """
+    listed = [str(name) for name in names]
+    more = f" and {len(listed) - most} more" if len(listed) > most else ""
+    return ", ".join(listed[:most]) + more if listed else "none"
+
+
 def did_you_mean(wanted: Any, names: Iterable[Any]) -> str:
     """ ": did you mean 'x'?" where a name is close, else nothing.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -78,15 +78,45 @@ def batch_bytes(
     of_node = _NODE_BYTES * (2 if options.get("disjoint") else 1)  # its tree's number, too
     num_bytes = sum(count * (of_node + _row_bytes(graph, t, names)) for t, count in nodes.items())
     num_bytes += sum(count * (_EDGE_BYTES + _row_bytes(graph, t, names)) for t, count in edges.items())
-    ids, num_found = torch.empty(0, dtype=torch.int64, device="meta"), sum(edges.values())
     number = {t: i for i, t in enumerate(graph.node_types)}
     ends = [number[end] for src, _, dst in graph.edge_types for end in (src, dst)]
-    starts = [torch.empty(seeds.get(t, 0), dtype=torch.int64, device="meta") for t in graph.node_types]
-    num_relations = len(graph.edge_types)
-    structure = (None, [ids] * num_relations, [0] * num_relations, None, None, None, None, ends, [0] * len(number))
-    fanouts = [num_found] * num_relations  # one hop of all edges: those of several are freed with it, too
+    starts = [seeds.get(t, 0) for t in graph.node_types]
+    return num_bytes, _sampling_bytes(ends, starts, sum(edges.values()))
+
+
+def _sampling_bytes(ends: Sequence[int], seeds: Sequence[int], num_edges: int) -> int:
+    """What a device takes while it samples so many edges; `ends` are the numbers of node types, two per edge type."""
+    ids, num_relations = torch.empty(0, dtype=torch.int64, device="meta"), len(ends) // 2
+    starts = [torch.empty(count, dtype=torch.int64, device="meta") for count in seeds]
+    structure = (None, [ids] * num_relations, [0] * num_relations, None, None, None, None, ends, [0] * len(seeds))
+    fanouts = [num_edges] * num_relations  # one hop of all edges: those of several are freed with it, too
     arguments = (*structure, starts, fanouts, None, False, False, None)
-    return num_bytes, workspace_bytes("sample_hops", *arguments, device="cuda", num_found=num_found)
+    return workspace_bytes("sample_hops", *arguments, device="cuda", num_found=num_edges)
+
+
+class PlannedUse(NamedTuple):
+    """What a loader has on a GPU beside the batch that is trained on: finished batches that wait, one in the hands of
+    each of `making` threads, and what a thread takes while it samples there."""
+
+    waiting: int
+    making: int
+    sampling_bytes: int
+
+
+def planned_use(place: str, num_threads: int | None, prefetch: int, num_relations: int, num_edges: int) -> PlannedUse:
+    """Of batches with `num_edges` edges, where the graph is on the "device", "pinned" or on the "host".
+
+    The GPU samples what it can read. Of other graphs batches are made on the host, and one at a time is copied.
+
+    >>> planned_use("host", None, 2, 1, 1000)
+    PlannedUse(waiting=1, making=1, sampling_bytes=0)
+    """
+    if num_threads == 0:
+        return PlannedUse(0, 0, 0)
+    if place == "host":
+        return PlannedUse(1, 1, 0)
+    threads = num_threads if num_threads is not None else 1 if place == "device" else _THREADS
+    return PlannedUse(prefetch, threads, _sampling_bytes([0] * 2 * num_relations, [1], num_edges))
 
 
 def promise_batches(

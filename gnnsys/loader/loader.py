@@ -14,7 +14,7 @@ import torch
 from gnnsys.comm import BatchLoop, RequestContext, use_context
 from gnnsys.graph import Graph, IdsLike, as_ids
 from gnnsys.loader.batch import Batch
-from gnnsys.loader.batch_memory import room_for_groups
+from gnnsys.loader.batch_memory import PlannedUse, planned_use, room_for_groups
 from gnnsys.loader.batch_stages import batch_stages
 from gnnsys.loader.batches_elsewhere import BatchesElsewhere
 from gnnsys.loader.default_threads import LoadingWork, SumThreads, default_fetch_threads, default_num_threads
@@ -98,7 +98,8 @@ class Loader(Resumable):
         self._elsewhere = None if elsewhere is None else elsewhere(self._fetch)
         waits = self._fetch.waits or getattr(graph, "is_remote", False) or self._elsewhere is not None
         check_user_stages(stages)
-        fetch_threads = 1
+        fetch_threads, self._told_threads = 1, num_threads
+        self._prefetch = prefetch
         if num_threads is None:
             here = LoadingWork.DEVICE if on_device else LoadingWork.HOST
             across = LoadingWork.DEVICE_MACHINES if on_device else LoadingWork.MACHINES
@@ -118,6 +119,7 @@ class Loader(Resumable):
             asks_ahead=0 if self._elsewhere is None else self._elsewhere.num_ahead,
         )  # fmt: skip
         self.num_ahead = layout.num_ahead  # batches on the network besides the one whose turn it is
+        self.num_ahead_when_late = layout.num_ahead_when_late  # the same where rows come late
         self.num_under_way = layout.num_under_way  # the same, and those that wait to be trained on
         num_batches = prefetch + num_threads + 1 + layout.sample_depth  # that wait, are made, and are used
         pool = BufferPool(max_free=num_batches * self._fetch.num_arrays)
@@ -389,6 +391,25 @@ class Loader(Resumable):
     def row_bytes(self) -> int:
         """Bytes of a node's rows that batches have, over all arrays and types of nodes."""
         return self._fetch.row_bytes()
+
+    def planned_use(self, num_edges: int) -> PlannedUse:
+        """What it would hold on a GPU beside the batch that is trained on, of batches with so many edges; by where an
+        estimate has put the graph (`Graph.planned_place`)."""
+        place = getattr(self.graph, "planned_place", "host")
+        return planned_use(place, self._told_threads, self._prefetch, len(self.graph.edge_types), num_edges)
+
+    def planned_workspaces(self, num_nodes: Sequence[Sequence[int]], num_edges: Sequence[Sequence[int]]) -> list[int]:
+        """What a GPU would take while it samples a batch of known counts, one block after the other, until the batch is
+        there: nodes per type and hop, edges per relation and hop. Where a sampler does not tell, one block."""
+        if getattr(self.graph, "planned_place", "host") == "host":
+            return []
+        most = self.planned_use(sum(map(sum, num_edges))).sampling_bytes
+        return [most] if most else []
+
+    def planned_copies(self) -> dict[str, torch.Tensor]:
+        """Tables of short rows that a GPU would copy, as an estimate has the graph pinned."""
+        place = getattr(self.graph, "planned_place", "host")
+        return self._fetch.copied_tables() if place == "pinned" else {}
 
     def close(self) -> None:
         """Ends the threads; iterating again starts new ones. Also done on garbage collection and at exit.

@@ -33,6 +33,7 @@ from gnnsys.loader.row_cache import fill_caches
 from gnnsys.loader.sample_stages import SampleByBoth, SampleFunction, SampleStage, check_node_sampler, make_sample_stage
 from gnnsys.loader.sampling_options import DrawOptions, check_can_pad, check_typed
 from gnnsys.loader.schedule import Schedule
+from gnnsys.ops import hop_workspaces
 from gnnsys.pipeline import Stage
 from gnnsys.planning import ExecutionPlan, Way
 from gnnsys.sampling import DistGraph, EdgeFilter, NeighborSampler, Sampler, batch_visits
@@ -230,6 +231,7 @@ class NeighborLoader(Loader):
             by_host=is_by_both,
             elsewhere=elsewhere,
         )
+        self._planned_sampler = made if is_ours else None
         if guide is not None:
             guide.watch(self._fetch.counts, self._identity.state)
         if execution is not None:
@@ -242,6 +244,17 @@ class NeighborLoader(Loader):
                 execution, others, visits, is_told_threads=num_threads is not None, is_in_order=in_order, first=first,
                 sums=sums, products=products,
             )  # fmt: skip
+
+    def planned_workspaces(self, num_nodes: Sequence[Sequence[int]], num_edges: Sequence[Sequence[int]]) -> list[int]:
+        made = self._planned_sampler
+        fanouts = None if made is None else made.plain_fanouts
+        by_hop = all(num_edges) and len({len(each) for each in num_edges}) == 1
+        if getattr(self.graph, "planned_place", "host") == "host" or fanouts is None or not by_hop:
+            return super().planned_workspaces(num_nodes, num_edges)
+        number = {t: i for i, t in enumerate(self.graph.node_types)}
+        ends = [number[end] for src, _, dst in fanouts for end in (src, dst)]
+        flat = [fanout for of_hops in fanouts.values() for fanout in of_hops]
+        return hop_workspaces(ends, flat, num_nodes, num_edges)
 
 
 class _Elsewhere:

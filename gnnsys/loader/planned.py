@@ -30,7 +30,7 @@ from gnnsys.planning import (
     propose_splits,
 )
 from gnnsys.sampling import AnyGraph, ranks_on_device
-from gnnsys.store import DeviceCache, MemoryBudget, free_device_memory
+from gnnsys.store import DeviceCache, MemoryBudget
 
 AUTO = "auto"
 _WITH_SUMS = 2  # divisions of the cores that are also tried with sums made ahead
@@ -115,7 +115,7 @@ def check_room(way: Way, device: torch.device | None) -> None:
     """
     if device is None or not way.device_bytes:
         return
-    free = free_device_memory(device)
+    free = MemoryBudget.of(device).room()
     if way.device_bytes > free:
         raise MemoryError(f"it takes {way.device_bytes:,} bytes of the device, and {free:,} are free now")
 

@@ -179,17 +179,23 @@ class PlannedExecution:
         self._measured.clear()
 
     def _next_by(self, way: int) -> Batch:
-        """The next batch by a way; by the first one, where this one turns out to be none."""
+        """The next batch by a way; by the first one, where this one turns out to be none. A first one that does so is
+        gone plainly."""
         try:
             batch: Batch = next(self._go(way))
         except (MemoryError, torch.OutOfMemoryError, WayIsNone) as error:
-            if way == 0:
+            if way == 0 and not (isinstance(error, WayIsNone) and self.plan.ways[0].has_patterns):
                 raise
             told = _first_line(error)
         else:
             self._position += 1
             return batch
-        self._refuse(way, told)  # not while the error is handled, which holds what the way has taken
+        # Not while the error is handled, which holds what the way has taken.
+        if way == 0:
+            self.plan.make_first_plain(told)
+            self._end_way(0)
+        else:
+            self._refuse(way, told)
         return self._next_by(0)
 
     def _go(self, way: int) -> Pipeline:
@@ -224,6 +230,9 @@ class PlannedExecution:
         self.plan.refuse(way, reason)
         if was_chosen:
             self._begin_watch()
+        self._end_way(way)
+
+    def _end_way(self, way: int) -> None:
         self._leave()
         if way in self._loaders:
             self._loaders.pop(way).close()

@@ -1,6 +1,6 @@
 """What ran, when, and how much it moved: records that planners and reports read; cores and sizes as they are told."""
 
-from gnnsys.observe.cores import num_local_ranks, num_usable_cores
+from gnnsys.observe.cores import num_local_ranks, num_usable_cores, usable_core_time
 from gnnsys.observe.rates import UNLIMITED, bytes_per_second, format_rate
 from gnnsys.observe.sizes import format_size, parse_size
 from gnnsys.observe.trace import BatchFlow, BatchTrace, PassTrace, Span, Trace
@@ -20,4 +20,5 @@ __all__ = [
     "num_usable_cores",
     "parse_size",
     "unique_keys",
+    "usable_core_time",
 ]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 _CGROUPS = Path("/sys/fs/cgroup")
+_QUOTA_FILES = ("cpu.cfs_quota_us", "cpu.cfs_period_us")  # of version 1
 
 
 def num_local_ranks(environment: Mapping[str, str]) -> int:
@@ -21,20 +22,42 @@ def num_usable_cores() -> int:
     return max(1, min([cores, *_cgroup_quotas(_CGROUPS, Path("/proc/self/cgroup"))]))
 
 
+def usable_core_time() -> float:
+    """Core-seconds in a second that this process gets at most: as `num_usable_cores`, with fractions of a quota."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min([float(cores), *_exact_quotas(_CGROUPS, Path("/proc/self/cgroup"))])
+
+
 def _cgroup_quotas(root: Path, own: Path) -> Sequence[int]:
     """Whole cores that this process's control group (version 2) and those around it may use, where they are limited."""
-    quotas = []
+    return [max(1, int(quota)) for quota in _exact_quotas(root, own, versions=(2,))]
+
+
+def _exact_quotas(root: Path, own: Path, versions: Sequence[int] = (1, 2)) -> Sequence[float]:
+    """Cores that control groups of these versions give this process, from its own group to the outermost."""
     try:
-        inside = next(line[4:] for line in own.read_text().splitlines() if line.startswith("0::/"))
-    except (OSError, StopIteration):
+        lines = [line.split(":", 2) for line in own.read_text().splitlines()]
+    except OSError:
         return []
+    quotas: list[float] = []
+    for controllers, inside in [(line[1], line[2].lstrip("/")) for line in lines if len(line) == 3]:
+        if not controllers and 2 in versions:
+            quotas += _quotas_around(root, inside, lambda folder: (folder / "cpu.max").read_text().split())
+        elif "cpu" in controllers.split(",") and 1 in versions:
+            quotas += _quotas_around(
+                root / controllers, inside, lambda folder: [(folder / name).read_text() for name in _QUOTA_FILES]
+            )
+    return quotas
+
+
+def _quotas_around(root: Path, inside: str, read: Callable[[Path], Sequence[str]]) -> Iterator[float]:
     folder = root / inside
     for each in (folder, *folder.parents):
         try:
-            quota, period = (each / "cpu.max").read_text().split()
-            quotas.append(max(1, int(quota) // int(period)))
+            quota, period = (int(text) for text in read(each))
+            if quota > 0:  # -1 is no limit
+                yield quota / period
         except (OSError, ValueError):  # no such file, or "max"
             pass
         if each == root:
             break
-    return quotas

@@ -13,6 +13,7 @@ For other rooms, by who uses them: `cluster_nodes`, `contract_clusters`, `refine
 outputs, for those who plan memory (store, fullgraph).
 """
 
+from gnnsys.ops._allocation_order import AllocationStep, allocation_order
 from gnnsys.ops._features import sum_dtype
 from gnnsys.ops._library import HAS_CUDA_KERNELS, SIMD_LEVEL, WHY_NO_KERNELS, native
 from gnnsys.ops._workspace import told_workspaces, workspace_bytes
@@ -32,12 +33,12 @@ from gnnsys.ops.buffers import BufferPool
 from gnnsys.ops.cached_rows import gather_cached
 from gnnsys.ops.copies_together import to_host_together
 from gnnsys.ops.csc import CSC, WEIGHT, EdgeData, WholeDegrees, WholeWeights, is_captured, sorted_structures
-from gnnsys.ops.device_kind import as_if_on, device_kind
+from gnnsys.ops.device_kind import as_if_on, device_kind, planned_kind
 from gnnsys.ops.device_reads import DeviceReads
 from gnnsys.ops.dropout import dropout_rows
 from gnnsys.ops.generate import class_features, planted_edges, planted_labels, random_permutation, rmat_edges
 from gnnsys.ops.guided import sample_guided
-from gnnsys.ops.hops import HopRelation, HopStructure, JoinedParts, sample_hops
+from gnnsys.ops.hops import HopRelation, HopStructure, JoinedParts, hop_workspaces, sample_hops
 from gnnsys.ops.host_products import HostMultiplier, whole_table
 from gnnsys.ops.induced import InnerEdges, draw_below, edges_within, induced_coo
 from gnnsys.ops.labor import normalize_rows, sample_labor, sample_labor_importance, source_words
@@ -109,6 +110,7 @@ __all__ = [
     "WALK_COSTS",
     "WEIGHT",
     "WHY_NO_KERNELS",
+    "AllocationStep",
     "Bounds",
     "Buckets",
     "BufferPool",
@@ -147,6 +149,7 @@ __all__ = [
     "WholeWeights",
     "add_fingerprints",
     "address_of",
+    "allocation_order",
     "as_bytes",
     "as_if_on",
     "bfs_order",
@@ -182,6 +185,7 @@ __all__ = [
     "gather_rows",
     "group_by_type",
     "group_structures",
+    "hop_workspaces",
     "in_subgraph",
     "induced_coo",
     "induced_subgraph",
@@ -202,6 +206,7 @@ __all__ = [
     "parse_table",
     "place_bytes",
     "placement_bounds",
+    "planned_kind",
     "planted_edges",
     "planted_labels",
     "random_permutation",

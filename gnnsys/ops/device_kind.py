@@ -22,6 +22,11 @@ def device_kind(tensor: Tensor) -> str:
     return _AS_IF_ON.get() or tensor.device.type
 
 
+def planned_kind() -> str | None:
+    """The type of the device that something is made ready for by an estimate; None where it is made to be used."""
+    return _AS_IF_ON.get()
+
+
 @contextmanager
 def as_if_on(device_type: str) -> Iterator[None]:
     """Inside, `device_kind` answers `device_type`, whatever tensors are on. Of this thread, and of this alone."""

@@ -167,6 +167,68 @@ def _(
     return num_bytes + (min(num_hops, len(seeds)) + 1) * 2 * slot * room
 
 
+def hop_workspaces(
+    ends: Sequence[int],
+    fanouts: Sequence[int],
+    num_nodes: Sequence[Sequence[int]],
+    num_edges: Sequence[Sequence[int]],
+    *,
+    labor: bool = False,
+    wide: bool = False,
+) -> list[int]:
+    """What `sample_hops` takes on a device beside its results, one after the other, for a batch of known counts: nodes
+    per type and hop (the seeds first), edges per relation and hop. It gives all of it back when the results are there.
+
+    The workspaces of hops are those of `Walk`, and the tables of ids those of `HopNumbering::make_room` (csrc/cuda).
+
+    >>> hop_workspaces([0, 0], [10, 5], [[100, 800, 3000]], [[1000, 4000]])
+    [2800, 52008, 112000, 112000]
+    """
+    id_bytes, slot = (8, 16) if wide else (4, 8)
+    row = LABOR_ROW_BYTES + 8 if labor else 24
+    num_hops, num_types = len(num_edges[0]), len(num_nodes)
+    sources, destinations = ends[::2], ends[1::2]
+    of_hops = [sum((row + id_bytes) * num_nodes[t][0] for t in destinations)]
+    room = [0] * num_types
+    tables: dict[int, list[int]] = {}
+    for hop in range(num_hops):
+        found = [0] * num_types
+        for src, edges in zip(sources, num_edges, strict=True):
+            found[src] += edges[hop]
+        last = hop + 1 == num_hops
+        next_rows = 0 if last else sum(row * found[t] + 8 for t in destinations)
+        of_hops.append(sum(found) * (2 * id_bytes + 20) + next_rows)
+        needed = [sum(num_nodes[t][: hop + 1]) + found[t] for t in range(num_types)]
+        grown = [t for t in range(num_types) if found[t] and needed[t] > room[t]]
+        expected = _ids_after(hop, found, ends, fanouts, num_hops)
+        for t in grown:
+            room[t] = max(needed[t], min(needed[t] + expected[t], _EXPECTED_ROOM // num_types))
+        if grown:
+            tables[hop] = [sum(2 * slot * room[t] for t in grown)]
+    out = [of_hops[0]]
+    for hop, num_bytes in enumerate(of_hops[1:]):
+        out += [num_bytes, *tables.get(hop, [])]
+    choosing = [
+        choosing_bytes(num_nodes[dst][hop], fanouts[r * num_hops + hop])
+        for hop in range(num_hops)
+        for r, dst in enumerate(destinations)
+    ]  # taken and given back one at a time
+    return [*out, max(choosing)] if any(choosing) else out
+
+
+def _ids_after(hop: int, found: Sequence[int], ends: Sequence[int], fanouts: Sequence[int], num_hops: int) -> list[int]:
+    """How many ids of each type the hops after `hop` may bring, as their fanouts say."""
+    expected, frontier = [0] * len(found), list(found)
+    for later in range(hop + 1, num_hops):
+        drawn = [0] * len(found)
+        for r in range(len(ends) // 2):
+            src, dst, fanout = ends[2 * r], ends[2 * r + 1], max(fanouts[r * num_hops + later], 0)
+            drawn[src] = min(drawn[src] + min(frontier[dst], _EXPECTED_ROOM) * fanout, _EXPECTED_ROOM)
+        expected = [a + b for a, b in zip(expected, drawn, strict=True)]
+        frontier = drawn
+    return expected
+
+
 def _ids_by_fanouts(ends: list[int], fanouts: list[int], frontier: list[int]) -> int:
     """As many as the first hops may bring, for which tables are made before it is known how many there are."""
     num_hops = len(fanouts) * 2 // max(len(ends), 1)

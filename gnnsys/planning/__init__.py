@@ -3,6 +3,7 @@
 
 from gnnsys.planning import costs
 from gnnsys.planning.cluster.cluster import Cluster, ClusterHost, ClusterUplink
+from gnnsys.planning.cluster.cluster_sketch import ClusterSketch
 from gnnsys.planning.cluster.machines_of import machines_of
 from gnnsys.planning.costs import (
     CostContext,
@@ -50,21 +51,34 @@ from gnnsys.planning.execution.turn_clock import MeasuredTurn, TurnClock
 from gnnsys.planning.execution.way import CACHED, DEVICE, GIVEN, PINNED, Way
 from gnnsys.planning.memory import (
     ArgumentFit,
+    DeviceComparison,
+    DeviceProfile,
+    DeviceRun,
     JobMemory,
+    TraceEnds,
     TrainingDevice,
     TrainingJob,
     WholeGraph,
+    calibrate_device,
+    compare_on_device,
     estimate_memory,
     find_job,
     fit_argument,
     format_bytes,
+    load_device_profile,
     make_job,
+    probe_memory,
+    run_on_device,
     run_steps,
+    save_device_profile,
+    stated_memory,
     training_device,
     watched_peak,
 )
 from gnnsys.planning.placement import (
+    ANNEALED,
     BASELINES,
+    TRIES,
     CostBounds,
     Exploration,
     ExploreSettings,
@@ -83,24 +97,29 @@ from gnnsys.planning.placement import (
     SimulatedPlacement,
     TaskCounts,
     all_placements,
+    balanced_placements,
     distdgl_placement,
     even_placement,
     exhaustive,
     explore,
     first_placement,
     is_placement_plan,
+    link_use,
     manifest_digest,
     parse_launch_plan,
     place_job,
+    placement_floor,
     random_placement,
     read_launch_plan,
+    search_placements,
     simulate_plan,
     steady_iteration,
 )
+from gnnsys.planning.profile.as_tasks import bytes_on_wire
 from gnnsys.planning.profile.calibrate import fit_work, queue_delays
 from gnnsys.planning.profile.job_profile import ByteWork, JobGradients, JobProfile
 from gnnsys.planning.profile.plan_watch import PlanWatch, profile_drift
-from gnnsys.planning.profile.share_profile import FLOWS, HOME_SHARE, WORK, ShareProfile, mix
+from gnnsys.planning.profile.share_profile import FLOWS, HOME_SHARE, PULLED, WORK, ShareProfile, mix
 from gnnsys.planning.profile.step_cost import step_seconds
 from gnnsys.planning.scheduling.grouping import GroupedPlan, plan_groups
 from gnnsys.planning.scheduling.operations import Operation, OperatorCosts, PlanGraph
@@ -141,6 +160,7 @@ from gnnsys.planning.simulation import (
 )
 
 __all__ = [
+    "ANNEALED",
     "BASELINES",
     "CACHED",
     "DEVICE",
@@ -151,6 +171,8 @@ __all__ = [
     "PINNED",
     "POLICIES",
     "PRODUCTS",
+    "PULLED",
+    "TRIES",
     "WORK",
     "ArgumentFit",
     "BatchLoad",
@@ -162,6 +184,7 @@ __all__ = [
     "Cluster",
     "ClusterHost",
     "ClusterMachines",
+    "ClusterSketch",
     "ClusterUplink",
     "ComputeThreads",
     "CostBounds",
@@ -171,7 +194,10 @@ __all__ = [
     "CountedAmount",
     "CubicCost",
     "Demands",
+    "DeviceComparison",
     "DeviceProbes",
+    "DeviceProfile",
+    "DeviceRun",
     "DrawnAmount",
     "Drift",
     "DriftWatch",
@@ -225,6 +251,7 @@ __all__ = [
     "SimulatedRun",
     "SumLoad",
     "TaskCounts",
+    "TraceEnds",
     "TrainingDevice",
     "TrainingJob",
     "TrainingTasks",
@@ -237,12 +264,16 @@ __all__ = [
     "all_placements",
     "assign_longest_first",
     "assign_nearly_best",
+    "balanced_placements",
     "best_schedule",
     "bound",
     "broken_rules",
+    "bytes_on_wire",
+    "calibrate_device",
     "choose_for_batches",
     "choose_for_epochs",
     "compare_batches",
+    "compare_on_device",
     "compute_threads",
     "costs",
     "distdgl_placement",
@@ -259,7 +290,9 @@ __all__ = [
     "is_given",
     "is_placement_plan",
     "least_seconds",
+    "link_use",
     "list_schedule",
+    "load_device_profile",
     "machine_profile",
     "machines_of",
     "make_job",
@@ -268,9 +301,11 @@ __all__ = [
     "mix",
     "parse_launch_plan",
     "place_job",
+    "placement_floor",
     "plan_batch",
     "plan_groups",
     "predict_groups",
+    "probe_memory",
     "profile_drift",
     "profile_machine",
     "propose_places",
@@ -281,11 +316,15 @@ __all__ = [
     "read_launch_plan",
     "round_shares",
     "run_bounds",
+    "run_on_device",
     "run_steps",
     "sampling_threads",
+    "save_device_profile",
+    "search_placements",
     "simulate",
     "simulate_plan",
     "spread",
+    "stated_memory",
     "steady_iteration",
     "steady_seconds",
     "step_seconds",

@@ -4,7 +4,7 @@ from gnnsys.store.cache_plan import OWN_COST, ExpectedReads, expected_reads, rem
 from gnnsys.store.candidates import Candidate, Located, Policy, nearest
 from gnnsys.store.capacity import free_device_memory, free_memory
 from gnnsys.store.columns import ColumnChoice, ColumnSource, NarrowReading, NarrowRows, begin_narrowed
-from gnnsys.store.copied_rows import CopiedRows, is_short, short_rows_on
+from gnnsys.store.copied_rows import CopiedRows, has_short_rows, is_short, short_rows_on
 from gnnsys.store.device_cache import CacheCounters, DeviceCache
 from gnnsys.store.device_table import DeviceTable, TablePiece, copied_pieces, runs_of
 from gnnsys.store.device_window import DeviceWindow
@@ -12,7 +12,7 @@ from gnnsys.store.dist_tensor import DistTensor
 from gnnsys.store.embedding import DistEmbedding
 from gnnsys.store.in_flight import InFlightWindow, SharedInFlight
 from gnnsys.store.incarnation import Life
-from gnnsys.store.memory_budget import MemoryBudget, MemoryPromise, MemoryUse, limited
+from gnnsys.store.memory_budget import MemoryBudget, MemoryPromise, MemoryUse, capped, limited
 from gnnsys.store.message_plan import CHUNK_BYTES
 from gnnsys.store.optim import RowWiseAdagrad, SparseAdagrad, SparseAdam, SparseOptimizer, SparseSGD
 from gnnsys.store.pull import PendingPull, Pull
@@ -21,6 +21,7 @@ from gnnsys.store.push import PendingPush
 from gnnsys.store.registered_files import RegisteredFiles
 from gnnsys.store.saved import load_part, part_folder
 from gnnsys.store.shard import Shard
+from gnnsys.store.shared_ranges import is_shared_memory, note_shared_memory
 from gnnsys.store.snapshots import sync_folders
 from gnnsys.store.source import (
     FeatureSource,
@@ -90,17 +91,21 @@ __all__ = [
     "Visits",
     "as_source",
     "begin_narrowed",
+    "capped",
     "check_policy",
     "copied_pieces",
     "edge_table",
     "expected_reads",
     "free_device_memory",
     "free_memory",
+    "has_short_rows",
+    "is_shared_memory",
     "is_short",
     "limited",
     "load_part",
     "nearest",
     "node_table",
+    "note_shared_memory",
     "part_folder",
     "pull_chunks",
     "put_rows",

@@ -4,14 +4,18 @@ A bin that will be computed, a cache that is being filled and buffers that a loa
 asks here how much is left, and says what it takes. Memory that is allocated already shows in what the device has free;
 memory that is only *promised* (bins, before the first pass) does not, so promises are subtracted:
 
-    left = min(limit - promised - used, free - promised)
+    left = min(free, limit - held) - promised          `limit`: of what clients take together (`held` is what they have)
 
-where `limit` is what the user allows this process (None: no limit but the device's) and `used` what clients hold.
+A job that shares a device with others is told what it may take, and then takes the same whoever else is there. What is
+free is not looked at any more:
+
+    left = min(cap - allocated, limit - held) - promised    `cap`: of all that this process takes, its model included
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -20,7 +24,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from gnnsys.observe import parse_size
 from gnnsys.store.capacity import free_device_memory
+
+CAPS = "GNNSYS_MEMORY_CAP"  # in the environment: "6G", or "cuda:0=6G,cpu=2G"
 
 
 class MemoryUse(NamedTuple):
@@ -40,20 +47,24 @@ class MemoryBudget:
     40
     """
 
-    def __init__(self, device: torch.device | str, limit: int | None = None) -> None:
+    def __init__(self, device: torch.device | str, limit: int | None = None, cap: int | None = None) -> None:
         self.device = torch.device(device)
-        self._limit = _check_limit(limit)
+        self._limit, self._cap = _checked("limit", limit), _checked("cap", cap)
         self._lock = threading.RLock()
         self._promises: set[MemoryPromise] = set()
         self._meters: dict[int, tuple[str, weakref.ref[Any], Callable[[Any], int]]] = {}
 
     @classmethod
     def of(cls, device: torch.device | str) -> MemoryBudget:
-        """The budget of this process for `device`; the same object every time."""
+        """The budget of this process for `device`; the same object every time.
+
+        Its cap is what `GNNSYS_MEMORY_CAP` says when it is first asked for: bytes for every device ("6G"), or for each
+        that is named ("cuda:0=6G,cpu=2G").
+        """
         key = _with_index(torch.device(device))
         with _budgets_lock:
             if key not in _budgets:
-                _budgets[key] = cls(key)
+                _budgets[key] = cls(key, cap=_cap_in(os.environ.get(CAPS, ""), key))
             return _budgets[key]
 
     @property
@@ -63,16 +74,39 @@ class MemoryBudget:
 
     @limit.setter
     def limit(self, bytes: int | None) -> None:
-        self._limit = _check_limit(bytes)
+        self._limit = _checked("limit", bytes)
+
+    @property
+    def cap(self) -> int | None:
+        """Bytes that this process may take of the device, model, gradients and clients together; None for no cap.
+
+        For a job beside others. Torch's allocator is not told: `torch.cuda.set_per_process_memory_fraction` does that.
+        """
+        return self._cap
+
+    @cap.setter
+    def cap(self, bytes: int | None) -> None:
+        self._cap = _checked("cap", bytes)
 
     def left(self) -> int:
         """Bytes that could still be taken, now."""
         uses = self.uses()
         promised = sum(use.bytes for use in uses if use.is_promised)
-        left = free_device_memory(self.device) - promised
-        if self._limit is not None:
-            left = min(left, self._limit - sum(use.bytes for use in uses))
-        return max(0, left)
+        held = sum(use.bytes for use in uses if not use.is_promised)
+        allowed = [self._limit - held] if self._limit is not None else []
+        if self._cap is None:  # who has a cap takes the same whoever else is there
+            allowed.append(free_device_memory(self.device))
+        if self._cap is not None:
+            allowed.append(self._cap - max(held, _allocated(self.device)))
+        return max(0, min(allowed) - promised)
+
+    def room(self) -> int:
+        """Bytes that could be allocated at this moment, by whoever they were promised to: what is free, or what the cap
+        leaves beside what is allocated."""
+        if self._cap is None:
+            return free_device_memory(self.device)
+        held = sum(use.bytes for use in self.uses() if not use.is_promised)
+        return max(0, self._cap - max(held, _allocated(self.device)))
 
     def promise(self, bytes: int, what: str) -> MemoryPromise:
         """Sets memory aside for somebody who will allocate it. It ends by `close`, by `with`, or with its owner.
@@ -167,10 +201,41 @@ def limited(device: torch.device | str, limit: int | None) -> Iterator[MemoryBud
         budget.limit = before
 
 
-def _check_limit(limit: int | None) -> int | None:
-    if limit is not None and limit < 1:
-        raise ValueError(f"limit must be a positive number of bytes or None, got {limit}")
-    return limit
+@contextlib.contextmanager
+def capped(device: torch.device | str, cap: int | None) -> Iterator[MemoryBudget]:
+    """This process's budget for `device` with another cap, for as long as the block runs."""
+    budget = MemoryBudget.of(device)
+    before = budget.cap
+    budget.cap = cap
+    try:
+        yield budget
+    finally:
+        budget.cap = before
+
+
+def _checked(name: str, bytes: int | None) -> int | None:
+    if bytes is not None and bytes < 1:
+        raise ValueError(f"{name} must be a positive number of bytes or None, got {bytes}")
+    return bytes
+
+
+def _cap_in(text: str, device: torch.device) -> int | None:
+    """What `CAPS` says of a device. A device that is not named has no cap."""
+    caps: dict[str, int] = {}
+    for entry in filter(None, (each.strip() for each in text.split(","))):
+        name, _, size = entry.rpartition("=")
+        try:
+            caps[str(torch.device(name)) if name else ""] = parse_size(size)
+        except (ValueError, RuntimeError) as error:
+            allowed = 'a size or device=size, such as "cuda:0=6G,cpu=2G"'
+            raise ValueError(f"{CAPS} must be {allowed}, got {text!r}") from error
+    found = caps.get(str(device), caps.get(device.type, caps.get("")))
+    return _checked(CAPS, found)
+
+
+def _allocated(device: torch.device) -> int:
+    """What torch's allocator has given to this process. On the host nobody counts: what clients hold is all."""
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
 
 def _with_index(device: torch.device) -> torch.device:

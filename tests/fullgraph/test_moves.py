@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -16,7 +17,7 @@ from gnnsys.fullgraph.offload.mover import Mover, Pick, StagingBuffers
 from gnnsys.fullgraph.plan import pass_planner
 from gnnsys.fullgraph.plan.pass_planner import PassPlan
 from gnnsys.nn import GATConv, GCNConv, SAGEConv
-from gnnsys.store import memory_budget
+from gnnsys.store import MemoryBudget, capped, memory_budget
 from tests.fullgraph.dense import random_graph
 from tests.fullgraph.test_exact import WIDTH, N, check, gat, normed, random_ranks, skipping, unequal_sage
 from tests.fullgraph.thread_ranks import run_ranks
@@ -249,3 +250,22 @@ def test_without_a_budget_bins_fit_into_half_of_what_is_free(make, monkeypatch):
         ValueError, match=r"bytes.*No memory_budget was given, so it is half of what the device has free"
     ):
         trained(20)
+
+
+def test_with_a_cap_bins_are_the_same_whatever_others_have_taken(monkeypatch):
+    monkeypatch.setattr(pass_planner, "streams_between", lambda *_: HostStreams())
+    graph, x = random_graph(N, 400, 1), torch.randn(N, WIDTH, dtype=torch.float64)
+    layers = [layer.double() for layer in unequal_sage()]
+
+    def bins(free: int) -> list[list[int]]:
+        """Of a model that is gone when it returns, and the room that its bins were promised with it."""
+        monkeypatch.setattr(memory_budget, "free_device_memory", lambda device: free)
+        with capped("cpu", 40_000 + sum(use.bytes for use in MemoryBudget.of("cpu").uses())):
+            model = HybridParallel(copy.deepcopy(layers), graph)
+            model(x).square().sum().backward()
+        (plan,) = model._planner.plans.values()
+        assert plan.recompute
+        return [step.bounds for step in plan.steps]
+
+    gc.collect()  # models of other tests, with their promises
+    assert bins(1 << 40) == bins(100)

@@ -246,8 +246,12 @@ loader = gnnsys.NeighborLoader(graph, [3, 2], input_nodes=seeds, batch_size=15, 
 if states:
     loader.load_state_dicts(states)
 told = {"one": [None, 0.5], "all": [0.25, 0.75], "gone": [0.5, None]}[sys.argv[3]][rank]
-if sys.argv[3] == "gone" and rank == 1:
-    sys.exit()
+if sys.argv[3] == "gone":
+    store = dist.distributed_c10d._get_default_store()  # whoever leaves does so when the other has joined
+    if rank == 1:
+        store.wait(["joined"])
+        sys.exit()
+    store.set("joined", "")
 epochs, saved = {}, {}
 for epoch in range(loader.epoch, int(sys.argv[2])):
     epochs[epoch] = []

@@ -8,61 +8,33 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gnnsys import NeighborLoader
-from gnnsys.graph import EDGE, NODE, Graph, sbm
+from gnnsys.graph import EDGE, NODE, Graph
 from gnnsys.loader.first_sums import first_layer
 from gnnsys.nn import GIN, GraphSAGE
 from gnnsys.ops import CSC, SummedRows
 from gnnsys.pipeline import Stage
-from gnnsys.planning import ExecutionPlan, Way
-
-FEATURES, CLASSES = 12, 4
-ALL, SOME = (True,), (True, False, True)
+from gnnsys.planning import Way
+from tests.loader.first_layer_training import (
+    ALL,
+    FEATURES,
+    SOME,
+    assert_same,
+    graph_of,
+    model_of,
+    of_blocks,
+    planned_loader,
+    train,
+    trimmed,
+)
 
 
 @pytest.fixture(scope="module")
 def graph():
-    made = sbm(600, num_classes=CLASSES, avg_degree=6, num_features=FEATURES, seed=3)
-    made.set_node_data("x", made.node_data[NODE]["x"].double())
-    return made
-
-
-def model_of(kind, dtype=torch.float64, **options):
-    torch.manual_seed(0)
-    return kind(FEATURES, 8, 2, CLASSES, **options).to(dtype)
+    return graph_of()
 
 
 def loader_of(graph, model, sums=None, **options):
-    given = {"batch_size": 32, "shuffle": True, "seed": 5, **options}
-    plain = NeighborLoader(graph, [4, 3], execution="auto", model=model, **given)
-    if sums is None:
-        return NeighborLoader(graph, [4, 3], **given)
-    plan = ExecutionPlan([Way(), Way(sums=sums)], made_for=plain.plan.made_for, chosen=1)
-    return NeighborLoader(graph, [4, 3], execution=plan, model=model, **given)
-
-
-def train(model, loader, num_steps, forward):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    history, batches = [], iter(loader)
-    for _ in range(num_steps):
-        batch = next(batches, None)
-        if batch is None:
-            batches = iter(loader)
-            batch = next(batches)
-        optimizer.zero_grad()
-        loss = F.cross_entropy(forward(model, batch)[: batch.batch_size], batch.y[: batch.batch_size])
-        loss.backward()
-        history.append((loss.item(), [p.grad.clone() for p in model.parameters()]))
-        optimizer.step()
-    return history
-
-
-def trimmed(model, batch):
-    return model(batch.x, batch.edge_index, num_sampled_nodes=batch.num_sampled_nodes)
-
-
-def of_blocks(model, batch):
-    return model(batch.x, batch.blocks)
+    return planned_loader(graph, model, sums and Way(sums=sums), **options)
 
 
 @pytest.mark.parametrize("dtype, bound", [(torch.float64, 1e-12), (torch.float32, 1e-5)])
@@ -74,10 +46,7 @@ def test_losses_and_gradients_are_the_same_over_50_steps(graph, kind, options, p
     models = [model_of(kind, dtype, **options) for _ in range(2)]
     expected = train(models[0], loader_of(own, models[0]), 50, trimmed)
     found = train(models[1], loader_of(own, models[1], pattern), 50, trimmed)
-    for (loss, grads), (other, others) in zip(expected, found, strict=True):
-        assert abs(loss - other) <= bound * max(1, abs(loss))
-        for a, b in zip(grads, others, strict=True):
-            torch.testing.assert_close(a, b, rtol=bound, atol=bound)
+    assert_same(found, expected, bound)
 
 
 def test_blocks_take_sums_too(graph):

@@ -251,9 +251,9 @@ def test_a_forked_process_has_threads_of_its_own():
 
 def test_a_way_for_which_a_device_has_no_room_any_more_is_not_begun(monkeypatch):
     way, device = Way(place=CACHED, device_bytes=1000), torch.device("cpu")
-    monkeypatch.setattr("gnnsys.loader.planned.free_device_memory", lambda device: 1000)
+    monkeypatch.setattr("gnnsys.store.memory_budget.free_device_memory", lambda device: 1000)
     check_room(way, device)
-    monkeypatch.setattr("gnnsys.loader.planned.free_device_memory", lambda device: 999)
+    monkeypatch.setattr("gnnsys.store.memory_budget.free_device_memory", lambda device: 999)
     check_room(way, None)
     with pytest.raises(MemoryError, match="takes 1,000 bytes of the device, and 999 are free now"):
         check_room(way, device)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from gnnsys.ops import BufferPool
-from gnnsys.store import DeviceCache, MemoryBudget, free_memory
-from gnnsys.store.memory_budget import limited
+from gnnsys.store import DeviceCache, MemoryBudget, capped, free_memory, memory_budget
+from gnnsys.store.memory_budget import CAPS, limited
 
 
 class Holder:
@@ -91,9 +91,63 @@ def test_promises_of_many_threads_never_add_up_to_more_than_the_limit() -> None:
 
 
 @pytest.mark.parametrize("bad", [0, -1])
-def test_a_limit_is_a_positive_number(bad: int) -> None:
-    with pytest.raises(ValueError, match="positive number of bytes"):
+def test_a_limit_and_a_cap_are_positive_numbers(bad: int) -> None:
+    with pytest.raises(ValueError, match="limit must be a positive number of bytes"):
         MemoryBudget("cpu", limit=bad)
+    with pytest.raises(ValueError, match="cap must be a positive number of bytes"):
+        MemoryBudget("cpu").cap = bad
+
+
+def test_a_cache_takes_its_share_of_the_cap_whatever_others_have_taken(monkeypatch) -> None:
+    rows, scores = torch.zeros(1000, 7), torch.arange(1000)
+    sizes = []
+    for free in (1 << 40, 1 << 15, 0):
+        monkeypatch.setattr(memory_budget, "free_device_memory", lambda device, free=free: free)
+        with capped("cpu", 40_000 + sum(use.bytes for use in MemoryBudget.of("cpu").uses())) as budget:
+            sizes.append(DeviceCache.from_scores(rows, scores, device="cpu").nbytes)
+            assert budget.left() >= 20_000
+    assert sizes[0] == sizes[1] == sizes[2] <= 20_000 < sizes[0] + 28
+
+
+def test_a_cap_leaves_what_is_not_allocated_and_the_smaller_of_cap_and_limit_counts(monkeypatch) -> None:
+    monkeypatch.setattr(memory_budget, "_allocated", lambda device: 300)  # a model, as torch counts on a device
+    budget, holder = MemoryBudget("cpu", cap=1000), Holder(200)
+    assert budget.left() == budget.room() == 700
+    budget.watch(holder, "loader buffers", lambda owner: owner.num_bytes)
+    assert budget.left() == 700  # buffers of torch's are in what it has allocated
+    holder.num_bytes = 400
+    assert budget.left() == 600  # and others are not
+    with budget.promise(100, "bins"):
+        assert (budget.left(), budget.room()) == (500, 600)
+        budget.limit = 700
+        assert budget.left() == 200
+    budget.cap = budget.limit = None
+    monkeypatch.setattr(memory_budget, "free_device_memory", lambda device: 5000)
+    assert budget.left() == budget.room() == 5000
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "device"),
+    [
+        ("", None, None),
+        ("6G", 6 << 30, 6 << 30),
+        ("cuda:0=6G, cpu=2M", 2 << 20, 6 << 30),
+        ("cuda=1000", None, 1000),
+        ("cuda:1=6G", None, None),
+        ("cuda:1=6G,3k", 3 << 10, 3 << 10),
+    ],
+)
+def test_the_environment_caps_each_device_that_it_names(text: str, host: int | None, device: int | None) -> None:
+    assert memory_budget._cap_in(text, torch.device("cpu")) == host
+    assert memory_budget._cap_in(text, torch.device("cuda", 0)) == device
+
+
+@pytest.mark.parametrize("text", ["much", "cuda:0=", "cdua=1G", "cpu=0"])
+def test_a_cap_in_the_environment_that_is_none_is_refused_by_name(text: str, monkeypatch) -> None:
+    monkeypatch.setenv(CAPS, text)
+    monkeypatch.setattr(memory_budget, "_budgets", {})
+    with pytest.raises(ValueError, match=rf"^{CAPS} must be "):
+        MemoryBudget.of("cpu")
 
 
 def test_a_second_cache_takes_half_of_what_the_first_has_left() -> None:

@@ -14,7 +14,7 @@ from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 
 _MIN_BLOCK = 512
-_SMALL_SIZE, _SMALL_SEGMENT = 1 << 20, 2 << 20
+SMALL_SIZE, _SMALL_SEGMENT = 1 << 20, 2 << 20
 _LARGE_SEGMENT, _MIN_LARGE, _ROUND_LARGE = 20 << 20, 10 << 20, 2 << 20
 
 
@@ -45,7 +45,7 @@ def round_size(num_bytes: int) -> int:
 
 def segment_size(size: int) -> int:
     """What is asked of the device for a block of a rounded size that no free one has room for."""
-    if size <= _SMALL_SIZE:
+    if size <= SMALL_SIZE:
         return _SMALL_SEGMENT
     return _LARGE_SEGMENT if size < _MIN_LARGE else -(-size // _ROUND_LARGE) * _ROUND_LARGE
 
@@ -74,7 +74,7 @@ class CachingAllocator:
         size = round_size(num_bytes)
         block = self._best_free(size, stream) or self._new_segment(size, stream)
         rest = block.size - size
-        if rest >= _MIN_BLOCK if block.is_small else rest > _SMALL_SIZE:
+        if rest >= _MIN_BLOCK if block.is_small else rest > SMALL_SIZE:
             self._put_free(self._split(block, size))
         block.is_taken = True
         self.allocated += block.size
@@ -91,6 +91,12 @@ class CachingAllocator:
                 block = self._join(*sorted((block, neighbour), key=lambda each: each.address))
         self._put_free(block)
 
+    def count(self, size: int) -> None:
+        """Counts a small block of a rounded size, or with less than 0 its end, without a place."""
+        self.allocated += size
+        if self.allocated > self.peak_allocated:
+            self.peak_allocated = self.allocated
+
     def release_cached(self) -> None:
         """Gives segments back that are free as a whole, as `torch.cuda.empty_cache` does."""
         for pool in self._free.values():
@@ -100,7 +106,7 @@ class CachingAllocator:
                 self.num_segments -= 1
 
     def _best_free(self, size: int, stream: int) -> CachedBlock | None:
-        pool = self._free[size <= _SMALL_SIZE]
+        pool = self._free[size <= SMALL_SIZE]
         place = bisect_left(pool, (stream, size, -1))
         if place == len(pool) or pool[place][0] != stream:
             return None
@@ -114,7 +120,7 @@ class CachingAllocator:
                 raise DeviceFull(
                     f"{wanted} bytes are asked for, and {self.capacity - self.reserved} of {self.capacity} are left"
                 )
-        block = CachedBlock(self._next_address, wanted, stream, size <= _SMALL_SIZE)
+        block = CachedBlock(self._next_address, wanted, stream, size <= SMALL_SIZE)
         self._next_address += wanted
         self.reserved += wanted
         self.num_segments += 1

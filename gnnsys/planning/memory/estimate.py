@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gnnsys.planning.memory.ledger import MemoryKind, StorageRecord
+from gnnsys.planning.memory.caching_allocator import DeviceFull
+from gnnsys.planning.memory.ledger import GIVEN, MemoryKind, StorageRecord
+from gnnsys.planning.memory.loader_batches import (
+    FEWEST_DRAWN,
+    MOST_DRAWN,
+    NUM_EPOCHS,
+    LargestBatch,
+    batch_size_bytes,
+    draw_batches,
+    held_batches,
+    largest_batch,
+)
+from gnnsys.planning.memory.many_steps import MOST_STEPS, ManySteps
+from gnnsys.planning.memory.step_pattern import find_pattern
 from gnnsys.planning.memory.training_device import TrainingDevice, training_device
 from gnnsys.planning.memory.training_job import TrainingJob, make_job
 
@@ -15,6 +30,8 @@ if TYPE_CHECKING:
     from gnnsys.planning.memory.trace import MemoryTrace
 
 _OUTSIDE = "(outside modules)"
+_TRACED_OF_LOADER = 6  # steps, of which those behind the second are alike
+TRACED = "traced"
 
 
 @dataclass(frozen=True)
@@ -43,11 +60,22 @@ class JobMemory:
     seconds: float
     allocated_bytes: int | None = None  # of a device, by the model of its allocator: blocks that are taken
     reserved_bytes: int | None = None  # and what it has asked of the device, which other jobs cannot have
+    context_bytes: int = 0  # of a process on the device, outside of its allocator
+    growing_bytes: int = 0  # of the peak, what is as large as batches are: by how much it grows if they do
+    batches: LargestBatch | None = None  # of a sampling loader on a device: how large they become
+    late_bytes: int = 0  # of its batches: what is reserved more where their memory comes back late
+    how: str = TRACED  # or "probed" by real steps, or "stated" by who knows it
 
     @property
     def needed_bytes(self) -> int:
-        """What must be free for the job to run: of a device what its allocator reserves."""
-        return self.peak_bytes if self.reserved_bytes is None else self.reserved_bytes
+        """What must be free for the job to run: of a device the most that its allocator reserves."""
+        needed = self.peak_bytes if self.reserved_bytes is None else self.reserved_bytes
+        return needed + self.late_bytes + self.more_bytes
+
+    @property
+    def more_bytes(self) -> int:
+        """What the largest batch of many epochs takes more than those that were counted."""
+        return 0 if self.batches is None else int((self.batches.factor - 1) * self.growing_bytes)
 
     def by_kind(self) -> dict[str, int]:
         total: dict[str, int] = defaultdict(int)
@@ -70,11 +98,24 @@ class JobMemory:
             rest = [sum(modules[name][kind] for name in order[most_modules:]) for kind in kinds]
             rows.append((f"({len(order) - most_modules} more)", rest))
         rows.append(("all", [sum(modules[name][kind] for name in order) for kind in kinds]))
-        lines = [f"peak on {self.device}: {format_bytes(self.peak_bytes)} ({self.peak_bytes:,} bytes)"]
-        lines.append(f"reached in step {self.step + 1}, {self.phase}, by {self.op} in {self.module or _OUTSIDE}")
+        lines = [f"peak on {self.device}, {self.how}: {format_bytes(self.peak_bytes)} ({self.peak_bytes:,} bytes)"]
+        if self.how == TRACED:
+            lines.append(f"reached in step {self.step + 1}, {self.phase}, by {self.op} in {self.module or _OUTSIDE}")
         if self.allocated_bytes is not None and self.reserved_bytes is not None:
             taken, held = format_bytes(self.allocated_bytes), format_bytes(self.reserved_bytes)
-            lines.append(f"of torch's allocator: {taken} allocated, {held} reserved (and the CUDA context)")
+            context = f", and a context of {format_bytes(self.context_bytes)}" if self.context_bytes else ""
+            lines.append(f"of torch's allocator: {taken} allocated, {held} reserved{context}")
+        if self.late_bytes:
+            lines.append(f"{format_bytes(self.late_bytes)} more are reserved where batches are given back late")
+        if self.how != TRACED:
+            return "\n".join(lines)
+        if self.batches is not None:
+            each = self.batches
+            lines.append(
+                f"the largest of {each.num_batches} batches takes {format_bytes(self.more_bytes)} more at most "
+                f"(confidence {each.confidence:.0%}, from {each.num_drawn} drawn: {format_bytes(int(each.mean_bytes))} "
+                f"+- {each.deviation_bytes / each.mean_bytes:.2%})"
+            )
         cells = [[name, *map(_cell, [*sizes, sum(sizes)])] for name, sizes in rows]
         lines += ["", *_aligned([["", *kinds, "sum"], *cells])]
         if self.unknown_workspaces:
@@ -93,16 +134,78 @@ def estimate_memory(
     Nothing is computed but structure, and nothing of the device is asked for: it need not be there. The first step
     makes the optimizer's state, so that at least two are traced.
     """
-    from gnnsys.planning.memory.trace import trace_steps
-
     target = training_device(device)
+    return trace_job(function, arguments or {}, target, num_steps).memory
+
+
+class TracedJob(NamedTuple):
+    """A trace, and what it says."""
+
+    trace: MemoryTrace
+    memory: JobMemory
+    many: ManySteps | None = None  # of a loader's job, where its steps are alike
+
+    def fits(self, capacity: int) -> bool:
+        """Whether it runs in so many bytes of its device: an allocator that is full gives back what it keeps free."""
+        memory = self.memory
+        if memory.allocated_bytes is None:
+            return memory.needed_bytes <= capacity
+        try:
+            (self.many or self.trace).replay(capacity - memory.more_bytes)
+        except DeviceFull:
+            return False
+        return True
+
+
+def trace_job(
+    function: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    target: TrainingDevice,
+    num_steps: int,
+    most_drawn: int = MOST_DRAWN,
+    most_steps: int = MOST_STEPS,
+) -> TracedJob:
+    """What `estimate_memory` is made of. Of a loader so many more steps are traced as it has batches ahead, the
+    structure of up to `most_drawn` batches is drawn, and up to `most_steps` steps are replayed."""
+    from gnnsys.ops import as_if_on
+    from gnnsys.planning.memory.creation_order import CreationOrder
+    from gnnsys.planning.memory.trace import loaded_ahead, trace_steps
+
     if num_steps < 2:
         raise ValueError(
             f"num_steps must be at least 2, for the first one makes the optimizer's state, got {num_steps}"
         )
-    job = make_job(function, arguments or {})
-    trace = trace_steps(job, target.device_type, num_steps, target.matmul_workspace)
-    return summarise(trace, target)
+    order = CreationOrder()
+    with as_if_on(target.device_type), order:
+        job = make_job(function, arguments)
+    if job.loader is None or target.device_type == "cpu":
+        trace = trace_steps(job, target.device_type, num_steps, target.profile, order)
+        return TracedJob(trace, summarise(trace, target))
+    loader: Any = job.loader
+    num_traced = max(num_steps, held_batches(loader, 0).lead + 2)
+    learned_from = max(num_traced, _steps_to_learn_from(loader))
+    drawn = draw_batches(loader, most_drawn, fewest=max(FEWEST_DRAWN, learned_from))
+    num_traced = learned_from if drawn else num_traced
+    held = held_batches(loader, max((counts.num_edges for counts in drawn), default=0))
+    trace = trace_steps(job, target.device_type, num_traced, target.profile, order)
+    batches, many = None, None
+    if drawn:
+        num_batches = NUM_EPOCHS * len(loader)
+        pattern = find_pattern(trace.changes, trace.starts, drawn)
+        if pattern is not None:
+            is_sampled_there = loader.graph.planned_place != "host"
+            most_steps = min(most_steps, num_batches)
+            many = ManySteps(trace.given, pattern, drawn, held, loader.planned_workspaces, most_steps, is_sampled_there)
+        sizes = batch_size_bytes(drawn, loader.row_bytes())
+        batches = largest_batch(sizes, num_traced, num_batches, is_likely=many is not None)
+    trace = loaded_ahead(trace, held)
+    return TracedJob(trace, summarise(trace, target, batches, many), many)
+
+
+def _steps_to_learn_from(loader: Any) -> int:
+    """The last batch of an epoch is smaller, and its step may not be like others: of short epochs more are traced."""
+    per_epoch = len(loader) if hasattr(loader, "__len__") else 0
+    return 2 * _TRACED_OF_LOADER if 1 < per_epoch < _TRACED_OF_LOADER else _TRACED_OF_LOADER
 
 
 def watched_peak(job: TrainingJob, num_steps: int = 2) -> int:
@@ -112,13 +215,17 @@ def watched_peak(job: TrainingJob, num_steps: int = 2) -> int:
     return watch_steps(job, num_steps).peak()[0]
 
 
-def summarise(trace: MemoryTrace, target: TrainingDevice) -> JobMemory:
-    """What a trace says of its peak."""
+def summarise(
+    trace: MemoryTrace, target: TrainingDevice, batches: LargestBatch | None = None, many: ManySteps | None = None
+) -> JobMemory:
+    """What a trace says of its peak; of a device `many` steps say what is allocated and reserved, where they are
+    known."""
     peak, at = trace.peak()
     live = trace.live_at(at)
     last = trace.changes[at - 1][0] if at else None
     workspaces = [record.num_bytes for record, _ in trace.changes if record.kind is MemoryKind.WORKSPACE]
-    memory = None if target.device_type == "cpu" else trace.replay()
+    memory = None if target.device_type == "cpu" else (many or trace).replay()
+    late = None if many is None else many.replay(is_late=True)
     return JobMemory(
         device=target.name,
         peak_bytes=peak,
@@ -133,6 +240,10 @@ def summarise(trace: MemoryTrace, target: TrainingDevice) -> JobMemory:
         seconds=trace.seconds,
         allocated_bytes=None if memory is None else memory.peak_allocated,
         reserved_bytes=None if memory is None else memory.peak_reserved,
+        context_bytes=0 if target.profile is None else target.profile.context,
+        growing_bytes=_growing_bytes(live, bisect_right(trace.starts, at) - 1),
+        batches=batches,
+        late_bytes=0 if late is None or memory is None else max(0, late.peak_reserved - memory.peak_reserved),
     )
 
 
@@ -142,6 +253,22 @@ def _shares(live: Sequence[StorageRecord]) -> tuple[MemoryShare, ...]:
         assert record.kind is not None
         total[record.module, record.kind.value] += record.num_bytes
     return tuple(MemoryShare(module, kind, total[module, kind]) for module, kind in sorted(total))
+
+
+def _growing_bytes(live: Sequence[StorageRecord], step: int) -> int:
+    """By how much the peak follows a batch's size. Batches that wait for their steps are not large all at once: of
+    independent sizes the squares add up."""
+    grown: dict[int, int] = defaultdict(int)
+    for record in live:
+        if _grows(record):
+            grown[record.step if record.op == GIVEN else step] += record.num_bytes
+    return int(math.sqrt(sum(each**2 for each in grown.values())))
+
+
+def _grows(record: StorageRecord) -> bool:
+    """Whether a storage is larger where batches are: not weights and their like, nor what was there before."""
+    fixed = (MemoryKind.WEIGHTS, MemoryKind.OPTIMIZER, MemoryKind.GRADIENTS)
+    return record.kind not in fixed and record.step >= 0 and record.op != "cuBLAS"
 
 
 def format_bytes(num_bytes: int) -> str:

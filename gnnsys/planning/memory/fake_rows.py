@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any, TypeAlias
 
 import torch
@@ -29,6 +29,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from gnnsys.planning.memory.accumulation import in_place, works_in_place
 from gnnsys.planning.memory.ledger import MemoryKind, StepPhase, StorageLedger
+from gnnsys.planning.memory.repeated_operators import RepeatedOperators
+from gnnsys.planning.memory.trace_ends import TraceEnds
 
 _ONE_VALUE = 16  # bytes: a storage of a single number
 _CPU = torch.device("cpu")
@@ -55,45 +57,57 @@ _BATCH_NORM = torch.ops.aten.native_batch_norm.default
 Ended: TypeAlias = Callable[[], None]
 
 
-class TraceEnds(ValueError):
-    """The trace cannot go on: the message names the operator and why."""
-
-
 class StorageWatch(TorchDispatchMode):
-    """Enters what operators make into a ledger, and runs them as they are: how a real run is measured."""
+    """Enters what operators make into a ledger, and runs them as they are: how a real run is measured.
 
-    def __init__(self, ledger: StorageLedger) -> None:
+    `before(name, args)` is told of each operator of ours; what it returns is called when the operator has ended.
+    """
+
+    def __init__(
+        self, ledger: StorageLedger, before: Callable[[str, Sequence[Any]], Callable[[], None] | None] | None = None
+    ) -> None:
         super().__init__()
-        self.ledger = ledger
+        self.ledger, self._before = ledger, before
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if works_in_place(func, args, kwargs):
             return in_place(func)(*args, **(kwargs or {}))
         _enter_captured(self.ledger, func, _tensors(tree_flatten((args, kwargs))[0]))
+        is_ours = func.namespace == "gnnsys" and self._before is not None
+        ended = self._before(op_name(func), all_arguments(func, args, kwargs or {})) if is_ours else None  # type: ignore[misc]
         out = func(*args, **(kwargs or {}))
         for value in tree_flatten(out)[0]:
             if isinstance(value, Tensor):
                 self.ledger.made(value, op_name(func))
+        if ended is not None:
+            ended()
         return out
 
 
 class FakeRows(TorchDispatchMode):
-    """Runs operators on indices, pretends those on rows. `before(name, args)` is told of each operator of ours and
-    of products of matrices; what it returns is called when the operator has ended."""
+    """Runs operators on indices, pretends those on rows. `before(name, args)` is told of each operator of ours, of
+    products of matrices and of those named in `told`; what it returns is called when the operator has ended."""
 
     def __init__(
-        self, ledger: StorageLedger, before: Callable[[str, Sequence[Any]], Callable[[], None] | None]
+        self,
+        ledger: StorageLedger,
+        before: Callable[[str, Sequence[Any]], Callable[[], None] | None],
+        told: Set[str] = frozenset(),
     ) -> None:
         super().__init__()
-        self.ledger, self._before = ledger, before
+        self.ledger, self._before, self._told_ops = ledger, before, told
         self._fake_mode = FakeTensorMode()
         self._twins: dict[int, weakref.ref[Any]] = {}  # real storage -> fake one
         self._twin_of: dict[int, tuple[weakref.ref[Any], Tensor]] = {}  # fake storage -> keeps the real one alive
         self._written: dict[int, weakref.ref[Any]] = {}  # real storages into which something fake was written
         self._makes_rows: dict[Any, bool | None] = {}
+        self._repeated = RepeatedOperators()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if works_in_place(func, args, kwargs):
+            ended = self._told(func, args, kwargs or {})
+            if ended is not None:
+                ended()
             return args[0]
         kwargs = kwargs or {}
         flat, spec = tree_flatten((args, kwargs))
@@ -128,7 +142,7 @@ class FakeRows(TorchDispatchMode):
 
     def _run(self, func: Any, args: Any, kwargs: Any, turns_fake: bool) -> Any:
         ended = self._told(func, args, kwargs)
-        out = func(*args, **kwargs)
+        out = self._repeated(func, args, kwargs)
         values, spec = tree_flatten(out)
         for index, value in enumerate(values):
             if isinstance(value, Tensor):
@@ -202,10 +216,9 @@ class FakeRows(TorchDispatchMode):
                 values[1:] = [value.to(weight.dtype) for value in values[1:]]
 
     def _told(self, func: Any, args: Any, kwargs: Any) -> Ended | None:
-        if func.namespace != "gnnsys" and func not in PRODUCTS:
+        if func.namespace != "gnnsys" and func not in PRODUCTS and op_name(func) not in self._told_ops:
             return None
-        names = [argument.name for argument in func._schema.arguments[len(args) :]]
-        return self._before(op_name(func), [*args, *(kwargs[name] for name in names if name in kwargs)])
+        return self._before(op_name(func), all_arguments(func, args, kwargs))
 
     def _no_shapes(self, func: Any) -> str:
         return f"{op_name(func)}{self._place()} tells no shapes: register them with torch.library.register_fake"
@@ -264,6 +277,12 @@ class FakeRows(TorchDispatchMode):
     def _like(self, tensor: Tensor) -> Tensor:
         with self._fake_mode:
             return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_CPU)
+
+
+def all_arguments(func: Any, args: Sequence[Any], kwargs: Any) -> list[Any]:
+    """Those that were given, by place."""
+    names = [argument.name for argument in func._schema.arguments[len(args) :]]
+    return [*args, *(kwargs[name] for name in names if name in kwargs)]
 
 
 def op_name(func: Any) -> str:

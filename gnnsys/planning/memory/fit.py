@@ -6,15 +6,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gnnsys.planning.memory.estimate import JobMemory, estimate_memory, format_bytes
+from gnnsys.planning.memory.estimate import JobMemory, format_bytes, trace_job
 from gnnsys.planning.memory.training_device import TrainingDevice, training_device
 
 _START, _MOST = 64, 1 << 40
+DRAWN = 24  # batches of a sampling loader whose structure is drawn for each value
+STEPS = 300  # that are replayed for each
 
 
 @dataclass(frozen=True)
 class ArgumentFit:
-    """`value` fits and `too_large` does not; None where the search ended at the most that was asked for."""
+    """`value` fits and `too_large` does not. None where the search ended at the most that was asked for, or where a
+    larger value takes no more: a batch has all input nodes then."""
 
     argument: str
     value: int
@@ -39,7 +42,9 @@ def fit_argument(
     that of the device by default. Memory is taken to grow with the argument.
     """
     target = training_device(device)
-    limit = target.capacity if capacity is None else capacity
+    limit = capacity
+    if limit is None and target.capacity is not None:  # the process's context is not torch's to give
+        limit = target.capacity - (0 if target.profile is None else target.profile.context)
     if limit is None:
         raise ValueError(f"the capacity of {target.name} is not known: give --memory, such as --memory 16g")
     given = dict(arguments or {})
@@ -49,14 +54,17 @@ def fit_argument(
     asked: dict[int, JobMemory] = {}
 
     def fits(value: int) -> bool:
-        asked[value] = estimate_memory(function, {**given, argument: value}, target, num_steps)
-        return asked[value].needed_bytes <= limit
+        traced = trace_job(function, {**given, argument: value}, target, num_steps, DRAWN, STEPS)
+        asked[value] = traced.memory
+        return traced.fits(limit)
 
     low, high = 0, min(start, most)
     while fits(high):
         if high == most:
             return ArgumentFit(argument, high, None, asked[high], limit, len(asked))
         if low and asked[high].peak_bytes == asked[low].peak_bytes:
+            if len({memory.peak_bytes for memory in asked.values()}) > 1:
+                return ArgumentFit(argument, low, None, asked[low], limit, len(asked))
             raise ValueError(
                 f"memory does not grow with {argument}: {format_bytes(asked[high].peak_bytes)} at {low} and at {high}. "
                 "Fit another argument, or give the loader more input nodes"

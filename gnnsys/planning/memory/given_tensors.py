@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -16,6 +16,19 @@ _STRUCTURE = ("edge_index", "edge_ids", "indptr", "indices", "adj", "csc", "bloc
 def given_tensors(batch: Any, name: str = "batch") -> Iterator[tuple[Tensor, MemoryKind, str]]:
     """(tensor, kind, name) of everything a batch holds: mappings, sequences, objects with attributes."""
     yield from _walk(batch, name, set(), 0)
+
+
+def copied_bytes(tensors: Iterable[Tensor]) -> dict[int, int]:
+    """What copies of the storages of some tensors take, which need only what the tensors see of them."""
+    seen: dict[int, tuple[int, int]] = {}
+    for tensor in tensors:
+        key, size = tensor.untyped_storage()._cdata, tensor.element_size()
+        if tensor.numel():
+            begin = int(tensor.storage_offset())
+            last = begin + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+            low, high = seen.get(key, (begin * size, 0))
+            seen[key] = min(low, begin * size), max(high, (last + 1) * size)
+    return {key: high - low for key, (low, high) in seen.items()}
 
 
 def _walk(value: Any, name: str, seen: set[int], depth: int) -> Iterator[tuple[Tensor, MemoryKind, str]]:

@@ -7,13 +7,18 @@ Its kind is known later: a tensor made in the forward pass is an activation only
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from gnnsys.ops import AllocationStep
+from gnnsys.store import is_shared_memory
+
+GIVEN = "given"  # what made a storage that the trace did not
 
 
 class MemoryKind(str, Enum):
@@ -56,17 +61,20 @@ class StorageRecord:
     ends_phase: tuple[int, StepPhase] | None = None
     is_index: bool = False  # integers with values: structure, where they stay
     is_recomputed: bool = False  # made by a forward pass inside the backward pass
-    on_host: bool = False  # not in the device's memory
+    on_host: bool = False  # not in the device's memory, or not the job's own: a graph that jobs share
+    stream: int = 0  # whose pool of the allocator it is of
 
 
 class StorageLedger:
-    """Records storages; `where()` names the module that is at work."""
+    """Records storages; `where()` names the module that is at work, `order` numbers what was made before the steps."""
 
-    def __init__(self, where: Callable[[], tuple[str, bool]]) -> None:
-        self.where = where
+    def __init__(
+        self, where: Callable[[], tuple[str, bool]], order: Callable[[torch.UntypedStorage], int] | None = None
+    ) -> None:
+        self.where, self._order = where, order
         self._live: dict[int, tuple[weakref.ref[Any], StorageRecord]] = {}
         self._changes: list[tuple[StorageRecord, int]] = []
-        self._given: list[StorageRecord] = []
+        self._given: list[tuple[StorageRecord, int]] = []
         self.phase, self.step = StepPhase.START, -1
 
     def enter(self, phase: StepPhase, step: int) -> None:
@@ -83,20 +91,27 @@ class StorageLedger:
         self._watch(storage, record)
         self._changes.append((record, record.num_bytes))
 
-    def given(self, tensor: Tensor, kind: MemoryKind, name: str, is_new: bool = False) -> StorageRecord | None:
-        """A tensor that the trace did not make. It was there from the start, unless `is_new`: a batch just loaded."""
+    def given(
+        self, tensor: Tensor, kind: MemoryKind, name: str, is_new: bool = False, num_bytes: int | None = None
+    ) -> StorageRecord | None:
+        """A tensor that the trace did not make. It was there from the start, unless `is_new`: a batch just loaded.
+
+        `num_bytes` is what a copy of it takes, where it is a view of more.
+        """
         storage = tensor.untyped_storage()
         known = self._live.get(storage._cdata)
         if known is not None or storage.nbytes() == 0:
             return None if known is None else known[1]
         at = len(self._changes) if is_new else -1
-        record = StorageRecord(storage.nbytes(), self.phase, self.step, "given", name, at, kind=kind)
+        size = storage.nbytes() if num_bytes is None else num_bytes
+        record = StorageRecord(size, self.phase, self.step, GIVEN, name, at, kind=kind)
+        record.on_host = is_shared_memory(tensor)
         self._watch(storage, record)
         if is_new:
             self._changes.append((record, record.num_bytes))
         else:
             record.phase, record.step = StepPhase.START, -1
-            self._given.append(record)
+            self._given.append((record, 0 if self._order is None else self._order(storage)))
         return record
 
     def workspace(self, num_bytes: int, op: str) -> Callable[[], None]:
@@ -106,6 +121,25 @@ class StorageLedger:
         record.kind = MemoryKind.WORKSPACE
         self._changes.append((record, num_bytes))
         return lambda: self._free(record)
+
+    def reorder(self, first: int, steps: Sequence[AllocationStep], op: str) -> None:
+        """Puts what an op made since change number `first` into its own order, with what it took meanwhile.
+
+        Results without a storage of their own (empty ones) are left out.
+        """
+        made = self._changes[first:]
+        del self._changes[first:]
+        taken: dict[int, Callable[[], None]] = {}
+        num_outputs = sum(step.output is not None for step in steps)
+        for number, step in enumerate(steps):
+            if step.takes:
+                taken[number] = self.workspace(step.takes, op)
+            elif step.output is not None and len(made) == num_outputs:
+                self._changes.append(made[step.output])
+            elif step.gives is not None and step.gives in taken:
+                taken[step.gives]()
+        if len(made) != num_outputs:
+            self._changes[first:first] = made
 
     def name(self, tensor: Tensor, kind: MemoryKind, module: str | None = None, on_host: bool = False) -> None:
         """Says what a live tensor turned out to be."""
@@ -136,10 +170,10 @@ class StorageLedger:
         self._live.clear()
         for record, _ in self.records():
             record.kind = record.kind or _kind(record)
-        return self._given, self._changes
+        return [record for record, _ in sorted(self._given, key=lambda each: each[1])], self._changes
 
     def records(self) -> Iterator[tuple[StorageRecord, int]]:
-        yield from ((record, record.num_bytes) for record in self._given)
+        yield from ((record, record.num_bytes) for record, _ in self._given)
         yield from ((record, change) for record, change in self._changes if change > 0)
 
 

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain, pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gnnsys.ops import as_if_on, told_workspaces, workspace_bytes
+from gnnsys.ops import as_if_on
 from gnnsys.planning.memory.caching_allocator import CachingAllocator
+from gnnsys.planning.memory.creation_order import CreationOrder
+from gnnsys.planning.memory.device_profile import DeviceProfile
 from gnnsys.planning.memory.device_rules import as_on_device, choose_foreach
 from gnnsys.planning.memory.fake_rows import FakeRows, StorageWatch
-from gnnsys.planning.memory.given_tensors import given_tensors
-from gnnsys.planning.memory.ledger import MemoryKind, StepPhase, StorageLedger, StorageRecord
+from gnnsys.planning.memory.given_tensors import copied_bytes, given_tensors
+from gnnsys.planning.memory.inside_operators import InsideOperators
+from gnnsys.planning.memory.ledger import GIVEN, MemoryKind, StepPhase, StorageLedger, StorageRecord
+from gnnsys.planning.memory.loader_batches import HeldBatches, placed_tensors
 from gnnsys.planning.memory.module_names import ModuleNames
 from gnnsys.planning.memory.training_job import TrainingJob, run_steps
 
@@ -52,12 +57,13 @@ class MemoryTrace:
     def replay(self, capacity: int | None = None) -> CachingAllocator:
         """All of it through a model of the allocator of devices; DeviceFull where `capacity` is too little."""
         memory = CachingAllocator(capacity)
-        blocks = {id(record): memory.allocate(record.num_bytes) for record in self.given if not record.on_host}
+        placed = [record for record in self.given if not record.on_host]
+        blocks = {id(record): memory.allocate(record.num_bytes, record.stream) for record in placed}
         for record, change in self.changes:
             if record.on_host:
                 continue
             if change > 0:
-                blocks[id(record)] = memory.allocate(record.num_bytes)
+                blocks[id(record)] = memory.allocate(record.num_bytes, record.stream)
             else:
                 memory.free(blocks.pop(id(record)))
         return memory
@@ -74,55 +80,63 @@ class MemoryTrace:
 
 
 def trace_steps(
-    job: TrainingJob, device_type: str = "cpu", num_steps: int = 2, matmul_workspace: int = 0
+    job: TrainingJob,
+    device_type: str = "cpu",
+    num_steps: int = 2,
+    profile: DeviceProfile | None = None,
+    order: CreationOrder | None = None,
 ) -> MemoryTrace:
     """Traces `num_steps` steps of a job whose tensors are on the CPU, as a device of that type would run them.
 
-    `matmul_workspace` bytes are taken by the first product of matrices, and kept; and as many by the first one of a
-    backward pass, which a device has in a thread and with a handle of its own. The job is used up: its gradients and
-    its optimizer's state are fake afterwards.
+    `profile` tells what the device takes beside tensors, `order` in which order the job's were made. The job is used
+    up: its gradients and its optimizer's state are fake afterwards.
     """
-    unknown: set[str] = set()
-    scratch = [0]
-
-    multiplied: set[bool] = set()
-
-    def before(name: str, arguments: Sequence[Any]) -> Callable[[], None] | None:
-        namespace, _, op = name.partition("::")
-        if namespace != "gnnsys":
-            is_backward = torch._C._current_graph_task_id() != -1
-            if matmul_workspace and is_backward not in multiplied:
-                multiplied.add(is_backward)
-                ledger.workspace(matmul_workspace, "cuBLAS")
-            return None
-        if (op, device_type) not in told:
-            unknown.add(op)
-            return None
-        num_bytes = workspace_bytes(op, *arguments, device=device_type)
-        if device_type == "cpu":  # scratch of threads, most of it no tensors: told apart
-            scratch.append(num_bytes)
-            return None
-        return ledger.workspace(num_bytes, name) if num_bytes else None
-
-    told = told_workspaces()
     names = ModuleNames(job.model)
-    ledger = StorageLedger(names.here)
+    ledger = StorageLedger(names.here, None if order is None else order.number)
+    inside = InsideOperators(ledger, device_type, profile)
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.enter_context(as_if_on(device_type))
         if device_type != "cpu":
             choose_foreach(job.optimizer)
-        mode = FakeRows(ledger, before)
+        mode = FakeRows(ledger, inside.before, inside.told_ops)
         contexts = lambda: _step_context(mode, device_type)  # noqa: E731
         given, changes, starts, seconds = _run(job, ledger, names, contexts, num_steps, device_type)
-    return MemoryTrace(given, changes, seconds, tuple(sorted(unknown)), starts, max(scratch))
+    return MemoryTrace(given, changes, seconds, tuple(sorted(inside.unknown)), starts, inside.most_scratch)
+
+
+def loaded_ahead(trace: MemoryTrace, held: HeldBatches) -> MemoryTrace:
+    """The same trace, where batches are there `held.lead` steps before their own, in the pool of the loader's stream.
+
+    What a thread takes while it samples is gone before its batch has rows: it counts by what it is more than these.
+    """
+    changes, starts = trace.changes, trace.starts
+    loaded: list[list[tuple[StorageRecord, int]]] = []
+    rest = []
+    for low, high in pairwise([*starts, len(changes)]):
+        loaded.append([each for each in changes[low:high] if each[1] > 0 and each[0].op == GIVEN])
+        rest.append([each for each in changes[low:high] if not (each[1] > 0 and each[0].op == GIVEN)])
+    for record, _ in chain.from_iterable(loaded):
+        record.stream = 1
+    out, begins = changes[: starts[0]], []
+    more = held.making * max(0, held.sampling_bytes - sum(change for _, change in loaded[0]))
+    if more:
+        scratch = StorageRecord(more, StepPhase.BATCH, 0, "gnnsys::sample_hops", "loader", len(out))
+        scratch.kind, scratch.stream = MemoryKind.WORKSPACE, 1
+        out.append((scratch, more))
+    for step, own in enumerate(rest):
+        begins.append(len(out))
+        last = step + held.lead + 1
+        out += chain.from_iterable(loaded[:last] if step == 0 else loaded[last - 1 : last])
+        out += own
+    return replace(trace, changes=out, starts=begins)
 
 
 def watch_steps(job: TrainingJob, num_steps: int = 2) -> MemoryTrace:
     """The same of a real run: operators do their work, and each storage they make is recorded."""
     names = ModuleNames(job.model)
     ledger = StorageLedger(names.here)
-    mode = StorageWatch(ledger)
+    mode = StorageWatch(ledger, InsideOperators(ledger, "cpu", None).before)
     given, changes, starts, seconds = _run(job, ledger, names, lambda: mode, num_steps, "cpu")
     return MemoryTrace(given, changes, seconds, (), starts)
 
@@ -146,6 +160,12 @@ def _run(
     if job.loader is None:
         for tensor, kind, name in given_tensors({"x": job.rows, "edge_index": job.edge_index}, "graph"):
             ledger.given(tensor, kind, name)
+    elif device_type != "cpu":
+        for tensor, name in placed_tensors(job.loader):
+            is_structure = not tensor.dtype.is_floating_point and name.startswith("graph.")
+            record = ledger.given(tensor, MemoryKind.STRUCTURE if is_structure else MemoryKind.INPUTS, name)
+            if record is not None and name.startswith("copy."):
+                record.stream = 1  # a loading thread makes it
 
     def enter(phase: StepPhase, step: int, batch: Any) -> None:
         if phase is StepPhase.BATCH:
@@ -153,8 +173,10 @@ def _run(
             starts.append(ledger.num_changes)
         ledger.enter(phase, step)
         if phase is StepPhase.BATCH and job.loader is not None:
-            for tensor, kind, name in given_tensors(batch):
-                ledger.given(tensor, kind, name, is_new=True)
+            found = list(given_tensors(batch))
+            copied = {} if device_type == "cpu" else copied_bytes(tensor for tensor, _, _ in found)
+            for tensor, kind, name in found:
+                ledger.given(tensor, kind, name, True, copied.get(tensor.untyped_storage()._cdata))
         elif phase is StepPhase.OPTIMIZER:
             for name, parameter in job.model.named_parameters():
                 if parameter.grad is not None:

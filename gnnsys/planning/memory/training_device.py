@@ -2,32 +2,43 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from gnnsys.planning.memory.device_profile import DeviceProfile, known_kinds, load_device_profile
 
 GIB = 1 << 30
 
 
 @dataclass(frozen=True)
 class TrainingDevice:
-    """`capacity` in bytes, None where it is not known. `matmul_workspace` is what torch allocates for cuBLAS at
-    the first product of a thread and keeps: 32 MiB on devices of compute capability 9."""
+    """`capacity` in bytes, None where it is not known. `profile` is what was measured of such devices; without one
+    nothing but tensors and native operators' workspaces is counted."""
 
     name: str
     device_type: str
     capacity: int | None = None
-    matmul_workspace: int = 0
+    profile: DeviceProfile | None = None
 
 
 DEVICES = {
     "cpu": TrainingDevice("cpu", "cpu"),
     # As torch shows it: 139.8 GiB of 141 GB.
-    "h200": TrainingDevice("h200", "cuda", capacity=int(139.8 * GIB), matmul_workspace=32 << 20),
+    "h200": TrainingDevice("h200", "cuda", capacity=int(139.8 * GIB)),
 }
 
 
 def training_device(device: str | TrainingDevice) -> TrainingDevice:
+    """By name: cpu, or a kind of device that has a profile, of the package or measured here by `--calibrate`."""
     if isinstance(device, TrainingDevice):
         return device
-    if device not in DEVICES:
-        raise ValueError(f"device must be one of {', '.join(DEVICES)}, got {device!r}")
-    return DEVICES[device]
+    profile = None if device == "cpu" else load_device_profile(device)
+    if device not in DEVICES and profile is None:
+        known = sorted({*DEVICES, *known_kinds()})
+        raise ValueError(
+            f"device must be one of {', '.join(known)}, got {device!r}: to add the GPU of a machine, run "
+            "`gnnsys estimate --calibrate` there"
+        )
+    if profile is None:
+        return DEVICES[device]
+    known_device = DEVICES.get(device, TrainingDevice(device, "cuda", capacity=profile.capacity))
+    return replace(known_device, profile=profile, capacity=profile.capacity or known_device.capacity)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from gnnsys.graph import did_you_mean
 from gnnsys.planning.memory.ledger import StepPhase
 
 _SHAPE = "TrainingJob(model=, optimizer=, loss=, loader= or rows= and edge_index=), or a dict with these keys"
@@ -35,6 +36,10 @@ class TrainingJob:
     """`loss(model, batch)` is a scalar to go back from. Batches are those of `loader`, or every time the whole graph
     `WholeGraph(rows, edge_index)`. What else a loss needs (labels, a mask) it may hold itself.
 
+    What follows is for who runs the job to its end (docs/jobs.md), and no part of an estimate: `epochs`, each of them
+    all batches of the loader or one step on a whole graph; `scheduler`, stepped after each; `evaluate(model)`, called
+    at the end for results by name, numbers or text.
+
     >>> def job(hidden: int, device: str) -> TrainingJob:
     ...     model = gnnsys.nn.GCN(128, hidden, 2, 7).to(device)
     ...     return TrainingJob(model=model, optimizer=torch.optim.Adam(model.parameters()), rows=x, edge_index=edges,
@@ -47,6 +52,9 @@ class TrainingJob:
     loader: Iterable[Any] | None = None
     rows: Any = None
     edge_index: Any = None
+    epochs: int = 1
+    scheduler: Any = None
+    evaluate: Callable[[nn.Module], Mapping[str, Any]] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module):
@@ -59,7 +67,26 @@ class TrainingJob:
             raise ValueError("a job has either loader= or rows= with edge_index=: give one of the two")
         if self.loader is not None and not isinstance(self.loader, Iterable):
             raise ValueError(f"loader must be iterable, got {_sort(self.loader)}")
+        if not isinstance(self.epochs, int) or isinstance(self.epochs, bool) or self.epochs < 1:
+            raise ValueError(f"epochs must be a whole number, at least 1, got {self.epochs!r}")
+        if self.scheduler is not None and not hasattr(self.scheduler, "step"):
+            raise ValueError(f"scheduler must have step(), as those of torch.optim, got {_sort(self.scheduler)}")
+        if self.evaluate is not None and not callable(self.evaluate):
+            raise ValueError(f"evaluate must be a function of the model, got {_sort(self.evaluate)}")
         _refuse_compiled(self.model)
+
+    def epoch(self) -> Iterator[Any]:
+        """The batches of one epoch, or what is left of it where the loader was restored in its middle."""
+        if self.loader is None:
+            yield WholeGraph(self.rows, self.edge_index)
+            return
+        for batch in self.loader:
+            yield batch
+            del batch  # as in `batches`
+
+    def step(self, batch: Any) -> Tensor:
+        """One training step; its loss."""
+        return _step(self, batch, 0, lambda phase, step, batch: None).detach()
 
     def batches(self, num_steps: int) -> Iterator[Any]:
         """As many as there are up to `num_steps`; a short loader is begun again."""
@@ -99,7 +126,7 @@ def run_steps(
                 _step(job, batch, step, enter)
 
 
-def _step(job: TrainingJob, batch: Any, step: int, enter: Callable[[StepPhase, int, Any], None]) -> None:
+def _step(job: TrainingJob, batch: Any, step: int, enter: Callable[[StepPhase, int, Any], None]) -> Tensor:
     enter(StepPhase.FORWARD, step, None)
     job.optimizer.zero_grad()
     loss = job.loss(job.model, batch)
@@ -109,6 +136,7 @@ def _step(job: TrainingJob, batch: Any, step: int, enter: Callable[[StepPhase, i
     loss.backward()  # type: ignore[no-untyped-call]
     enter(StepPhase.OPTIMIZER, step, None)
     job.optimizer.step()
+    return loss
 
 
 def find_job(name: str) -> Callable[..., Any]:
@@ -124,10 +152,12 @@ def find_job(name: str) -> Callable[..., Any]:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise
-        raise ValueError(f"there is no module {module_name!r} here ({here}) or on PYTHONPATH") from error
+        remedy = f": write {module_name[:-3]}:{function_name}" if module_name.endswith(".py") else ""
+        raise ValueError(f"there is no module {module_name!r} here ({here}) or on PYTHONPATH{remedy}") from error
     function = getattr(module, function_name, None)
     if not callable(function):
-        raise ValueError(f"module {module_name!r} has no function {function_name!r}")
+        near = did_you_mean(function_name, (key for key, value in vars(module).items() if callable(value)))
+        raise ValueError(f"module {module_name!r} has no function {function_name!r}{near}")
     return function  # type: ignore[no-any-return]
 
 
@@ -142,7 +172,8 @@ def make_job(function: Callable[..., Any], arguments: Mapping[str, Any], device:
     try:
         inspect.signature(function).bind(**given)
     except TypeError as error:
-        raise ValueError(f"{name} cannot be called with {sorted(given)}: {error}") from error
+        near = "".join(did_you_mean(each, parameters) for each in arguments if each not in parameters)
+        raise ValueError(f"{name} cannot be called with {sorted(arguments)}: {error}{near}") from error
     made = function(**given)
     if isinstance(made, TrainingJob):
         return made

@@ -40,6 +40,14 @@ def test_the_search_begins_at_what_is_given_and_ends_at_the_most():
     assert (found.value, found.too_large, found.num_estimates) == (256, None, 3)
 
 
+def test_where_memory_ceases_to_grow_every_larger_value_fits():
+    found = fit_argument(
+        lambda batch_size: job(min(batch_size, 1000)), "batch_size", {"batch_size": 64}, capacity=1 << 30
+    )
+    assert found.value >= 1000 and found.too_large is None
+    assert found.memory.peak_bytes == estimate_memory(job, {"batch_size": 1000}).peak_bytes
+
+
 def test_bad_use_is_one_line():
     with pytest.raises(ValueError, match=r"takes .* with batch_size=1, and only 10.00 KiB are there"):
         fit_argument(job, "batch_size", {"batch_size": 2}, capacity=10 << 10)

@@ -109,7 +109,7 @@ def test_a_job_has_a_loader_or_a_graph():
 def test_arguments_are_json_and_those_of_the_function():
     with pytest.raises(ValueError, match="argument kind is a tensor of shape"):
         make_job(jobs.gnn, {"kind": torch.ones(2)})
-    with pytest.raises(ValueError, match=r"gnn cannot be called with .*'depth'.*unexpected"):
+    with pytest.raises(ValueError, match=r"gnn cannot be called with \['depth'\]: .*unexpected"):
         make_job(jobs.gnn, {"depth": 3})
     with pytest.raises(ValueError, match="num_steps must be at least 2"):
         estimate_memory(jobs.gnn, num_steps=1)
@@ -123,6 +123,8 @@ def test_a_job_is_found_by_module_and_function():
         ("train", "a job is MODULE:FUNCTION"),
         ("no_such_module:job", "there is no module 'no_such_module'"),
         ("tests.planning.memory.jobs:no_such", "has no function 'no_such'"),
+        ("tests.planning.memory.jobs:gnnn", "has no function 'gnnn': did you mean 'gnn'"),
+        ("no_such_module.py:job", "write no_such_module:job"),
     ]:
         with pytest.raises(ValueError, match=said):
             find_job(name)
