@@ -17,12 +17,15 @@ NOTHING = Versus((), required=False, label="-")  # for a row without a compariso
 
 
 class LabJobs(Generic[S]):
-    """Base of a suite's jobs; a subclass has a method per job. `quick`: the settings of a quick run."""
+    """Base of a suite's jobs; a subclass has a method per job. `quick`: the settings of a quick run. `texts`: what a
+    person wrote, the workload's settings by default."""
 
-    def __init__(self, workload: Workload, kind: type[S], quick: Mapping[str, Any]) -> None:
+    def __init__(
+        self, workload: Workload, kind: type[S], quick: Mapping[str, Any], texts: Mapping[str, str] | None = None
+    ) -> None:
         self._workload = workload
         base: Mapping[str, Any] = {} if workload.sizes.num_nodes >= FULL.num_nodes else quick
-        self.settings = kind.from_texts(workload.settings, base)
+        self.settings = kind.from_texts(workload.settings if texts is None else texts, base)
 
     @property
     def _folder(self) -> Path:

@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--samplers",
         default="auto",
         metavar="N",
-        help="per trainer on hosts of their own; 0: none, auto: what is faster",
+        help="processes that sample for each trainer, on any host; 0: none, auto: what is faster",
     )
     group.add_argument("--keep-parts", action="store_true", help="parts stay where a run without a plan has them")
     group.add_argument(
@@ -44,8 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--cost", default="bound", help="what guides the search: bound, path or load (default: %(default)s)"
     )
-    group.add_argument("--steps", type=int, default=50_000, help="of the search (default: %(default)s)")
-    group.add_argument("--seed", type=int, default=0, help="of the search (default: %(default)s)")
+    group.add_argument("--steps", type=int, metavar="N", default=50_000, help="of the search (default: %(default)s)")
+    group.add_argument("--seed", type=int, metavar="N", default=0, help="of the search (default: %(default)s)")
     add_set_argument(group)
 
 
@@ -104,6 +104,9 @@ def run_simulate(args: argparse.Namespace) -> int:
     """`gnnsys simulate PLAN`."""
     from gnnsys.planning import Cluster, JobProfile, PlacementPlan, simulate_plan
 
+    for option, file in (("--trace", args.trace), ("--json", args.json)):
+        if file not in (None, "-") and not Path(file).absolute().parent.is_dir():
+            raise ValueError(f"{option} {file}: the folder {Path(file).parent} does not exist")
     plan = PlacementPlan.from_file(args.plan)
     given = Cluster.from_json(plan.cluster) if args.cluster is None else Cluster.from_file(args.cluster)
     cluster = given.with_settings(args.set)
@@ -123,6 +126,8 @@ def run_simulate(args: argparse.Namespace) -> int:
         print(f"what binds: {forecast.binds}")
         for line in (*_bounds(forecast.bounds), *host_table(hosts)):
             print(line)
+        if plan.forecast.settings.get("samplers_per_trainer") and args.trainers not in (None, plan.num_trainers):
+            print("note: the plan has sampler processes; with another number of trainers they sample for themselves")
         for line in placer.overfull(simulated.placement):
             print(f"note: {line}")
     if args.trace is not None:
@@ -158,10 +163,7 @@ def report(plan: PlacementPlan, cluster: Cluster, profile: JobProfile) -> Iterat
         f"{profile.batch_size:,} seeds per trainer and epoch"
     )
     yield f"cluster  {len(cluster)} hosts: {', '.join(cluster.names[:8])}{' ...' if len(cluster) > 8 else ''}"
-    yield (
-        f"plan     {_seconds(plan.forecast.seconds_per_epoch)} per epoch; "
-        f"{f'{samplers} per trainer sample elsewhere' if samplers else 'trainers sample for themselves'}"
-    )
+    yield (f"plan     {_seconds(plan.forecast.seconds_per_epoch)} per epoch; {_who_samples(samplers)}")
     yield f"binds    {plan.forecast.binds}"
     yield from _bounds(plan.forecast.bounds)
     yield from host_table(plan.hosts)
@@ -170,6 +172,12 @@ def report(plan: PlacementPlan, cluster: Cluster, profile: JobProfile) -> Iterat
     for other in plan.runners_up:
         ratio = other.seconds_per_epoch / plan.forecast.seconds_per_epoch if plan.forecast.seconds_per_epoch else 1.0
         yield f"  {_seconds(other.seconds_per_epoch)} ({ratio:.2f}x)  {other.name}: {_short(other.hosts)}"
+
+
+def _who_samples(samplers: int) -> str:
+    if not samplers:
+        return "trainers sample for themselves"
+    return f"each trainer has {samplers} sampler process{'es' if samplers > 1 else ''}"
 
 
 def host_table(hosts: Sequence[PlacedHost]) -> Iterator[str]:

@@ -8,7 +8,7 @@ from gnnsys.lab import state
 from gnnsys.lab.command import Command, Result
 from gnnsys.lab.control_groups import Usage
 from gnnsys.lab.lab import Lab, available, wait_all
-from gnnsys.lab.network import HostTraffic, parse_rate
+from gnnsys.lab.network import HostTraffic, parse_rate, queue_seconds
 
 Traffic = HostTraffic  # the old name, kept for one version
 
@@ -21,6 +21,7 @@ __all__ = [
     "Usage",
     "available",
     "parse_rate",
+    "queue_seconds",
     "state",
     "wait_all",
 ]

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 CONTROLLERS = ("cpu", "memory", "cpuacct")
+MOST_WEIGHT = 256.0  # the kernel's limit, in version 2 it is 100
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from gnnsys.lab import control_groups, state
 from gnnsys.lab.command import Command, Result
-from gnnsys.lab.network import KEEP, HostTraffic, Network, address, hosts_file, parse_rate
+from gnnsys.lab.network import KEEP, HostTraffic, Network, address, hosts_file, parse_rate, queue_seconds
 from gnnsys.observe import UNLIMITED, num_usable_cores, parse_size
 
 if TYPE_CHECKING:
@@ -64,8 +64,11 @@ class Lab:
     `rate`: of every link, in and out ("1gbit"; None: no limit). `cpu`: cores that a host may use (0.45). Both may be
     lists with a value for each host: `rate=["250mbit", "50mbit"]`. `memory` and `shm`: sizes ("3g"). `family`: whether
     host names resolve to IPv4 or IPv6 addresses; hosts have both. `period`: seconds over which the CPU quota is kept;
-    with a short one a host is always slow, instead of fast and then stopped. `weight`: how many other processes the lab
-    counts as where this machine has too few cores for all (1); hosts only have their quotas if that is enough.
+    with a short one a host is always slow, instead of fast and then stopped.
+
+    Hosts have their quotas beside whatever else runs: a lab whose hosts all have one, no more than this machine has
+    cores for, comes before other processes, which share the rest. `weight`: how many other processes any other lab
+    counts as where there are too few cores for all (1).
     """
 
     def __init__(
@@ -78,8 +81,10 @@ class Lab:
         shm: str | int = "1g",
         family: int = 4,
         period: float = 0.02,
-        weight: float | None = None,
+        weight: float = 1.0,
     ) -> None:
+        if not weight > 0:
+            raise ValueError(f"weight must be more than 0, got {weight}")
         if not 1 <= hosts <= 200:
             raise ValueError(f"hosts must be from 1 to 200, got {hosts}")
         if family not in (4, 6):
@@ -144,7 +149,7 @@ class Lab:
     def attach(cls, lab: str) -> Lab:
         """A lab that another process made with `up(tied=False)`."""
         found = state.read(lab)
-        names = ("rate", "cpu", "memory", "shm", "family", "period")
+        names = ("rate", "cpu", "memory", "shm", "family", "period", "weight")
         made = cls(found["num_hosts"], **{name: found[name] for name in names})
         made.id = lab
         if "ways" in found:
@@ -170,8 +175,6 @@ class Lab:
         path = state.write(self.id, made)
         (path.parent / "hosts").write_text(hosts_file(self.names, self._spec["family"]))
         top.make(None, None, 0.1)
-        if self._spec["weight"] is not None:
-            top.set_weight(self._spec["weight"])
         if roots.version == 2:
             (top.cpu / "cgroup.subtree_control").write_text("+cpu +memory")
         for host_groups in by_host.values():
@@ -184,6 +187,7 @@ class Lab:
             self._network.set_rate(host, rate, rate)
             if cpu is not None:
                 self._host_groups[host - 1].set_cpu(cpu, self._spec["period"])
+        self._weigh()
 
     def _start_keeper(self, path: Path, tied: bool) -> None:
         command = [sys.executable, "-I", "-S", str(Path(__file__).with_name("keeper.py")), str(path)]
@@ -205,6 +209,7 @@ class Lab:
 
     def _connect(self, found: dict[str, Any]) -> None:
         roots = control_groups.Roots.from_json(found["roots"])
+        self._top = roots.of(f"gnnsys-lab-{self.id}")
         self._host_groups = [roots.of(f"gnnsys-lab-{self.id}/{name}") for name in self.names]
         self._first_pids: list[int] = found["host_pids"]
         self._network = Network(found["switch_pid"], self._first_pids)
@@ -253,6 +258,7 @@ class Lab:
             self._host_groups[which - 1].set_cpu(cpu, self._spec["period"])
             cpus[which - 1] = cpu
         self._note("cpu", _same(cpus))
+        self._weigh()
 
     def cut(self, host: int) -> None:
         """Pulls the host's cable: packets both ways are lost from now on."""
@@ -268,6 +274,12 @@ class Lab:
         leaves = [leaf for path in host_groups.paths for leaf in path.glob("command-*")]
         control_groups.kill(leaves)
 
+    def _weigh(self) -> None:
+        """Before all others where quotas can be kept that way, and leave them the rest."""
+        quotas = [quota for quota in self._cpus() if quota is not None]
+        kept = len(quotas) == len(self.hosts) and sum(quotas) <= num_usable_cores()
+        self._top.set_weight(control_groups.MOST_WEIGHT if kept else self._spec["weight"])
+
     def _rates(self) -> list[str | None]:
         return _by_host("rate", self._spec["rate"], self._spec["num_hosts"])
 
@@ -281,7 +293,7 @@ class Lab:
             state.write(self.id, state.read(self.id) | {name: value})
 
     def describe(self) -> dict[str, Any]:
-        """The lab as a cluster file has it: hosts by name, with cores, memory and rates as they are now.
+        """The lab as a cluster file has it: hosts by name, with cores, memory, rates and queues as they are now.
 
         A host without a quota has the cores of the machine, which it shares with the others.
         """
@@ -292,7 +304,10 @@ class Lab:
             if self._spec["memory"] is not None:
                 told["memory"] = self._spec["memory"]
             rates = {"rate": into} if into == out else {"rate_in": into, "rate_out": out}
-            hosts.append(told | {way: UNLIMITED if rate is None else rate for way, rate in rates.items()})
+            told |= {way: UNLIMITED if rate is None else rate for way, rate in rates.items()}
+            if into is not None or out is not None:
+                told["queue"] = max(queue_seconds(rate) for rate in (into, out) if rate is not None)
+            hosts.append(told)
         return {"hosts": hosts}
 
     # --- using it

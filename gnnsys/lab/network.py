@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 KEEP = "keep"  # in place of a rate: leave this direction as it is
-LATENCY = "50ms"  # a packet that would wait longer in a bucket is dropped
+LATENCY = 0.05  # seconds; a packet that would wait longer in a bucket is dropped
 _RATE = re.compile(r"(\d+(?:\.\d+)?)([kmg]?)bit")
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 
@@ -47,6 +47,20 @@ def parse_rate(text: str) -> float:
     if match is None or float(match[1]) == 0:
         raise ValueError(f"a rate must look like 1gbit, 100mbit or 500kbit, got {text!r}")
     return float(match[1]) * _UNITS[match[2]]
+
+
+def queue_seconds(rate: str) -> float:
+    """The longest time that a packet waits in a bucket of this rate: behind a full one that has no tokens left.
+
+    >>> round(queue_seconds("50mbit"), 4), round(queue_seconds("1gbit"), 4)
+    (0.0612, 0.052)
+    """
+    return LATENCY + _burst(rate) * 8 / parse_rate(rate)
+
+
+def _burst(rate: str) -> int:
+    """Bytes: of two milliseconds, and at least one unsegmented packet."""
+    return max(round(parse_rate(rate) / 8 * 0.002), 70_000)
 
 
 def address(host: int, family: int = 4) -> str:
@@ -89,9 +103,7 @@ class Network:
             if rate is None:  # add a plain queue first, so that there is one to delete
                 _batch("tc", pid, [f"qdisc replace dev {device} root pfifo", f"qdisc del dev {device} root"])
                 continue
-            bits = parse_rate(rate)
-            burst = max(round(bits / 8 * 0.002), 70_000)  # two milliseconds, and at least one unsegmented packet
-            limits = f"rate {bits:.0f}bit burst {burst} latency {LATENCY}"
+            limits = f"rate {parse_rate(rate):.0f}bit burst {_burst(rate)} latency {1e3 * LATENCY:g}ms"
             _batch("tc", pid, [f"qdisc replace dev {device} root tbf {limits}"])
 
     def set_link(self, host: int, up: bool) -> None:

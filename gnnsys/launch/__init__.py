@@ -10,7 +10,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gnnsys.launch.agent_checks import find_parts
     from gnnsys.launch.channel import HostError, HostLost
+    from gnnsys.launch.cluster_measurement import MeasuredCluster, MeasureOptions, bounded_by_others, measure_cluster
     from gnnsys.launch.dry_run import job_text
     from gnnsys.launch.host_group import EXIT_HOST_LOST, EXIT_NOT_STARTED, HostGroup, LaunchOptions
     from gnnsys.launch.hosts import Host, local_hosts, read_hosts
@@ -39,6 +41,8 @@ __all__ = [
     "LaunchPlan",
     "Launcher",
     "LinkSpeed",
+    "MeasureOptions",
+    "MeasuredCluster",
     "PlannedHost",
     "PodOptions",
     "ProbeServer",
@@ -46,7 +50,9 @@ __all__ = [
     "Pushed",
     "SlurmOptions",
     "batch_file",
+    "bounded_by_others",
     "file_problem",
+    "find_parts",
     "folders_there",
     "host_facts",
     "in_allocation",
@@ -55,6 +61,7 @@ __all__ = [
     "judge_versions",
     "local_hosts",
     "manifest_text",
+    "measure_cluster",
     "measure_link",
     "push_parts",
     "pytorch_job",
@@ -80,6 +87,8 @@ _MODULE_OF = {
     "LaunchOptions": "host_group",
     "Launcher": "launcher",
     "LinkSpeed": "network_probe",
+    "MeasureOptions": "cluster_measurement",
+    "MeasuredCluster": "cluster_measurement",
     "PodOptions": "kubernetes",
     "ProbeServer": "network_probe",
     "PushOptions": "push",
@@ -87,7 +96,9 @@ _MODULE_OF = {
     "SRUN": "slurm",
     "SlurmOptions": "slurm",
     "batch_file": "slurm",
+    "bounded_by_others": "cluster_measurement",
     "file_problem": "part_files",
+    "find_parts": "agent_checks",
     "folders_there": "part_files",
     "host_facts": "local_facts",
     "in_allocation": "slurm",
@@ -96,6 +107,7 @@ _MODULE_OF = {
     "judge_versions": "preflight",
     "local_hosts": "hosts",
     "manifest_text": "kubernetes",
+    "measure_cluster": "cluster_measurement",
     "measure_link": "network_probe",
     "push_parts": "push",
     "pytorch_job": "kubernetes",

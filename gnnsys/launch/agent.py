@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from gnnsys.launch import agent_checks, agent_files
+from gnnsys.launch.agent_measures import AgentMeasures
 from gnnsys.launch.line_queue import LineQueue
 from gnnsys.launch.local_facts import host_facts, raise_limits
 from gnnsys.launch.messages import BANNER, MessageReader, MessageWriter
@@ -228,6 +229,7 @@ class Agent:
         self._ports = agent_checks.Ports()
         self._files = agent_files.Receiver()
         self._probe = AgentProbe()
+        self._measures = AgentMeasures()
         self._quick: dict[str, Callable[..., Any]] = {
             "hello": self._hello,
             "ping": lambda: {"time": time.time()},
@@ -240,6 +242,10 @@ class Agent:
         self._slow: dict[str, Callable[..., Any]] = {
             "reach": agent_checks.reach,
             "measure_link": self._probe.measure,
+            "core_work": self._measures.core_work,
+            "listen_rates": self._measures.listen,
+            "pull_rates": self._measures.pull,
+            "machine_costs": self._measures.costs,
             "find_parts": agent_checks.find_parts,
             "check_parts": agent_checks.check_parts,
             "newest_checkpoint": agent_checks.newest_checkpoint,
@@ -259,6 +265,7 @@ class Agent:
             self._outbox.abandon_lines()
             self._ports.close()
             self._probe.close()
+            self._measures.close()
             self._files.close()
             if self._job is not None:
                 self._job.stop()

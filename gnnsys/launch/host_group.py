@@ -179,6 +179,18 @@ class HostGroup:
         ahead, error = self._ahead[channel.host.name]
         return max(0.0, ahead - error) or min(0.0, ahead + error)
 
+    def ask(self, do: str, arguments: Mapping[str, Mapping[str, Any]], timeout: float) -> dict[str, Any]:
+        """Has hosts do something, all at once; their answers. `arguments`: by the name of each host that is asked.
+
+        HostLost or HostError for the first that fails, after `connect` found nothing wrong.
+        """
+        channels = {channel.host.name: channel for channel in self._channels}
+        asked = {name: channels[name].ask(do, **given) for name, given in arguments.items()}
+        deadline = time.monotonic() + timeout
+        return {
+            name: channels[name].result(future, max(0.1, deadline - time.monotonic())) for name, future in asked.items()
+        }
+
     def links(self, seconds: float) -> list[LinkSpeed]:
         """Measures from each host to the next, one link at a time; after `connect` found nothing wrong."""
         channels, found, patience = self._channels, [], self._options.connect_timeout

@@ -25,7 +25,7 @@ from gnnsys.graph import EdgeType, NodeType
 from gnnsys.loader import Batch, NeighborLoader, PipelineOptions, in_turn
 from gnnsys.observe import BatchTrace
 from gnnsys.partition import Parts, Placement, open_parts
-from gnnsys.planning import FLOWS, HOME_SHARE, WORK, ShareProfile
+from gnnsys.planning import FLOWS, HOME_SHARE, PULLED, WORK, ShareProfile
 from gnnsys.profiling.step_times import StepTimes
 from gnnsys.sampling import DistGraph
 from gnnsys.seeds import Seeds, split
@@ -75,6 +75,7 @@ class CountedShares:
     shares: tuple[ShareProfile, ...]
     subpart_seeds: tuple[int, ...]
     ahead: int
+    in_flight: int
     carry: float
 
 
@@ -138,12 +139,22 @@ def count_shares(
             away, carry = counting.count(number, (), steps)
             home = counting.homes[number]
             at_home, _ = counting.count(number, home, None)
-            pulled = {f"home_{name}": getattr(at_home, name) for name in ("pull_out", "pull_in", "pull_seconds")}
+            late, late_at_home = away, at_home
+            if counting.may_differ:
+                late, _ = counting.count(number, (), None, is_late=True)
+                late_at_home, _ = counting.count(number, home, None, is_late=True)
+            pulled = {
+                f"{prefix}{name}": getattr(seen, name)
+                for prefix, seen in (("home_", at_home), ("late_", late), ("home_late_", late_at_home))
+                for name in PULLED
+            }
             shares.append(replace(away, **pulled, home=home, local_cost=_local_cost(away, at_home, home)))
             carried.append(carry)
             if progress is not None:
                 progress(number + 1, trainers)
-    return CountedShares(tuple(shares), counting.subpart_seeds, counting.ahead, float(np.median(carried)))
+    return CountedShares(
+        tuple(shares), counting.subpart_seeds, counting.ahead, counting.in_flight, float(np.median(carried))
+    )
 
 
 class _Counting:
@@ -154,10 +165,14 @@ class _Counting:
         self._trainers, self._num_batches = trainers, num_batches
         self.subpart_seeds: tuple[int, ...] = ()
         self.homes: list[tuple[int, ...]] = []
-        self.ahead = 0
+        self.ahead = self.in_flight = 0
+        self.may_differ = False
 
-    def count(self, number: int, home: Sequence[int], steps: StepTimes | None) -> tuple[ShareProfile, float]:
-        """A share's profile where its trainer has the parts `home`, and core-seconds of a byte in sockets."""
+    def count(
+        self, number: int, home: Sequence[int], steps: StepTimes | None, *, is_late: bool = False
+    ) -> tuple[ShareProfile, float]:
+        """A share's profile where its trainer has the parts `home`, and core-seconds of a byte in sockets. `is_late`:
+        rows always come late, so that more batches are under way when one asks for its own."""
         parts, trainers = self._parts, self._trainers
         with graph_of_rank(parts, self._endpoints, home, number, trainers) as graph:
             # All ranks on one machine that serves everything: rank i has the i-th range of the seeds.
@@ -170,9 +185,10 @@ class _Counting:
                     home_parts(share, self.subpart_seeds, parts.trainers_per_part) for share in seeds.recipe.shares
                 ]
             loader = self._job.make_loader(graph, seeds, self._num_batches)
-            self.ahead = loader.num_under_way
+            self.ahead, self.in_flight = loader.num_under_way, loader.num_ahead
+            self.may_differ = loader.num_ahead_when_late != loader.num_ahead
             try:
-                return _count(loader, graph, self._num_batches, steps)
+                return _count(loader, graph, self._num_batches, steps, is_late=is_late)
             finally:
                 loader.close()
 
@@ -202,7 +218,7 @@ def home_parts(share: range, subpart_seeds: Sequence[int], trainers_per_part: in
 
 
 def _count(
-    loader: NeighborLoader, graph: DistGraph, num_batches: int, steps: StepTimes | None
+    loader: NeighborLoader, graph: DistGraph, num_batches: int, steps: StepTimes | None, *, is_late: bool
 ) -> tuple[ShareProfile, float]:
     """The profile of a loader's share, and core-seconds per byte that neither end's own work accounts for."""
     if not len(loader):
@@ -212,7 +228,8 @@ def _count(
     work = {name: np.zeros(num_batches) for name in WORK}
     stepping = 0.0
     began_all, began_own = time.process_time(), time.thread_time()
-    for made in in_turn(loader, num_batches, ahead=loader.num_ahead):
+    ahead = loader.num_ahead_when_late if is_late else loader.num_ahead
+    for made in in_turn(loader, num_batches, ahead=ahead):
         at = made.position
         work["sampling"][at] = made.seconds["sample"] + made.seconds["schedule"] + made.seconds["compact"]
         work["fetching"][at] = made.seconds["fetch"]
@@ -239,6 +256,7 @@ def _settle(flows: dict[str, np.ndarray], work: dict[str, np.ndarray], others: f
     carried = sum(float(flows[name].sum()) for name in ("sample_in", "sample_out", "pull_in", "pull_out"))
     carry = max(0.0, others - served) / carried / 2 if carried else 0.0
     found: dict[str, Any] = {**flows, **work}
+    found |= {f"{prefix}{name}": flows[name] for prefix in ("home_", "late_", "home_late_") for name in PULLED}
     return ShareProfile(**found), carry
 
 

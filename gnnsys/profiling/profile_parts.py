@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
 
 from gnnsys.comm import sealing_seconds
-from gnnsys.graph import MANIFEST
+from gnnsys.graph import MANIFEST, NodeType, in_words
 from gnnsys.partition import Parts, open_parts
 from gnnsys.planning import ByteWork, JobGradients, JobProfile, MachineProfile
 from gnnsys.profiling.dry_run import DryJob, count_shares
-from gnnsys.profiling.step_times import StepModel, StepTimes
+from gnnsys.profiling.step_times import StepModel, StepTimes, TypedStepModel
 
 
 def profile_parts(
@@ -37,11 +37,11 @@ def profile_parts(
     parts = open_parts(folder, verify=False)
     if num_batches < 1:
         raise ValueError(f"num_batches must be at least 1, got {num_batches}")
-    steps = StepTimes(step_model(parts, model, hidden, len(job.fanouts)), machine=machine)
+    steps = StepTimes(step_model(parts, model, hidden, len(job.fanouts), job.what), machine=machine)
     counted = count_shares(folder, job, trainers=trainers, num_batches=num_batches, steps=steps, progress=progress)
     about: dict[str, Any] = {
         "fanouts": list(job.fanouts), "model": model, "hidden": hidden, "encrypt": encrypt, "seed": job.seed,
-        "features": steps.model.features, "classes": steps.model.classes,
+        "features": _plain(steps.model.features), "classes": steps.model.classes,
     }  # fmt: skip
     return JobProfile(
         parts_digest=zlib.crc32((folder / MANIFEST).read_bytes()),
@@ -54,21 +54,48 @@ def profile_parts(
         part_bytes=tuple(sum(parts.stored_bytes(part).values()) for part in range(parts.num_parts)),
         byte_work=ByteWork(seal=sealing_seconds() if encrypt else 0.0, carry=counted.carry),
         ahead=counted.ahead,
+        in_flight=counted.in_flight,
         computes_on=steps.computes_on,
         about=about,
     )
 
 
-def step_model(parts: Parts, kind: str, hidden: int, num_layers: int) -> StepModel:
+def step_model(
+    parts: Parts, kind: str, hidden: int, num_layers: int, what: str = "train"
+) -> StepModel | TypedStepModel:
     """A model for these parts: as wide as their features `x`, with as many classes as they say."""
     schema = parts.schema
+    classes = int(parts.graph_info.get("num_classes") or 50)
     if len(schema.node_types) != 1 or len(schema.edge_types) != 1:
-        raise ValueError(
-            f"{parts.path} has several types of nodes or edges: profile a run of it instead, by --trace FILE"
-        )
+        return TypedStepModel(
+            kind=kind, hidden=hidden, num_layers=num_layers, classes=classes, features=_widths(parts),
+            edge_types=tuple(schema.edge_types), target=_trained_type(parts, what),
+        )  # fmt: skip
     data = schema.node_data[schema.node_types[0]]
     if "x" not in data:
-        raise ValueError(f"{parts.path} has no features 'x': it has {', '.join(sorted(data)) or 'no rows at all'}")
+        raise ValueError(f"{parts.path} has no features 'x': it has {in_words(sorted(data))}")
     width = prod(data["x"].row_shape)
-    classes = int(parts.graph_info.get("num_classes") or 50)
     return StepModel(kind=kind, hidden=hidden, num_layers=num_layers, features=width, classes=classes)
+
+
+def _widths(parts: Parts) -> dict[NodeType, int]:
+    """Of the features of every node type. A type without any has rows that train: a run knows how many are pushed."""
+    schema = parts.schema
+    if bare := [node_type for node_type in schema.node_types if "x" not in schema.node_data[node_type]]:
+        raise ValueError(
+            f"{parts.path} has no features 'x' of {in_words(bare)}, whose rows would be trained: profile a run of "
+            f"it, by --trace FILE"
+        )
+    return {node_type: prod(schema.node_data[node_type]["x"].row_shape) for node_type in schema.node_types}
+
+
+def _trained_type(parts: Parts, what: str) -> NodeType:
+    """The node type that has the mask, as `gnnsys.split` finds it."""
+    found = [t for t, data in parts.schema.node_data.items() if {what, f"{what}_mask"} & set(data)]
+    if len(found) != 1:
+        raise ValueError(f"{parts.path}: {in_words(found)} have '{what}_mask' or '{what}': one node type must have it")
+    return found[0]
+
+
+def _plain(features: int | Mapping[NodeType, int]) -> int | dict[str, int]:
+    return dict(features) if isinstance(features, Mapping) else features

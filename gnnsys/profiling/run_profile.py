@@ -18,7 +18,7 @@ from gnnsys.graph import MANIFEST
 from gnnsys.loader import RunTrace
 from gnnsys.observe import BatchTrace
 from gnnsys.partition import Parts, open_parts
-from gnnsys.planning import FLOWS, WORK, ByteWork, JobGradients, JobProfile, ShareProfile
+from gnnsys.planning import FLOWS, PULLED, WORK, ByteWork, JobGradients, JobProfile, ShareProfile
 from gnnsys.profiling.dry_run import flow_kind
 
 MOST_BATCHES = 50
@@ -56,6 +56,7 @@ def profile_of_traces(path: str | os.PathLike[str], traces: Sequence[str | os.Pa
         byte_work=ByteWork(),  # in the times of the stages and of the servers already
         part_bytes=tuple(sum(parts.stored_bytes(part).values()) for part in range(parts.num_parts)),
         ahead=first.ahead,
+        in_flight=min(1, first.ahead),  # of no account: rows were as late as they were
         computes_on="cpu" if first.device == "cpu" else first.device.split(":")[0],
         source="run",
         about={"ranks": len(found), "machines": len(set(first.machine_of_part))},
@@ -107,8 +108,9 @@ def _share(trace: RunTrace, records: Sequence[BatchTrace], parts: Parts) -> tupl
         amounts["fetching"][at] = record.cpu["fetch"]
         began, ended = record.stages["use"]
         amounts["computing"][at] = record.cpu["use"] if trace.device == "cpu" else ended - began
-    for name in ("pull_out", "pull_in", "pull_seconds"):
-        amounts[f"home_{name}"] = amounts[name]
+    for name in PULLED:  # as late as they came
+        for prefix in ("home_", "late_", "home_late_"):
+            amounts[f"{prefix}{name}"] = amounts[name]
     return ShareProfile(**amounts, home=tuple(here)), pushed
 
 

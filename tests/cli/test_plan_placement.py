@@ -60,6 +60,12 @@ def test_every_number_is_there_as_json(job, capsys):
     assert slower["predicted"]["seconds_per_epoch"] >= told["predicted"]["seconds_per_epoch"]
 
 
+def part_elsewhere(plan: PlacementPlan) -> tuple[str, int, int]:
+    """A host of a plan, a part that it serves, and one that it does not."""
+    host = next(host for host in plan.hosts if host.parts)
+    return host.name, host.parts[0], (host.parts[0] + 1) % 3
+
+
 def test_bad_use_is_one_line(job, tmp_path, capsys):
     assert main(plan_line(job, "--out", str(job / "plan.json"))) == 0
     files = {
@@ -75,13 +81,16 @@ def test_bad_use_is_one_line(job, tmp_path, capsys):
     (job / "empty.json").write_text("")
     capsys.readouterr()
     plan = ["simulate", str(job / "plan.json")]
+    (job / "hosts.txt").write_text("other1\nother2\n")
+    host, part, kept = part_elsewhere(PlacementPlan.from_file(job / "plan.json"))
+    on_disks = [f"--set={name}.parts={kept if name == host else '0,1,2'}" for name in ("h1", "h2", "h3")]
     for line, told in [
         (plan_line(job, cluster=str(job / "key.json")), "unknown key 'core': did you mean 'cores'?"),
-        (plan_line(job, cluster=str(job / "zero.json")), "rate"),
+        (plan_line(job, cluster=str(job / "zero.json")), "host h1: rate: a rate must be more than 0, got 0"),
         (plan_line(job, cluster=str(job / "twice.json")), "host h1 is there twice"),
         (plan_line(job, cluster=str(job / "disk.json")), "part 2 is on no host's disk"),
         (plan_line(job, cluster=str(job / "absent.json")), "absent.json"),
-        (plan_line(job, trainers="7"), "slots lack 1: 7 trainers need 7, 3 hosts have 6"),
+        (plan_line(job, trainers="7"), "slots lack 1: 7 trainers need 7, 3 hosts have 6 beside their parts: add"),
         (plan_line(job, trainers="0"), "--trainers must be at least 1"),
         (plan_line(job, profile=str(job / "foreign.json")), "the profile is of parts with the digest 00000abc"),
         (plan_line(job, profile=str(job / "empty.json")), "is no JSON"),
@@ -91,16 +100,30 @@ def test_bad_use_is_one_line(job, tmp_path, capsys):
         (plan_line(job, "--cost", "much"), "cost is one of path, bound, load"),
         (plan_line(job, "--out", str(job / "no" / "plan.json")), "does not exist"),
         (plan_line(job, "--set", "h9.rate=1gbit"), "there is no host 'h9'"),
+        (plan_line(job, "--set", "zz.rate=1gbit"), "there is no host 'zz' in the cluster: it has h1, h2, h3"),
+        (plan_line(job, "--set", "h1.colour=1"), "unknown key 'colour': there are cores, memory, gpus, rate, rate_in"),
+        (plan_line(job, "--set", "all.slots=0"), "no host can hold a trainer: it needs 1 slots"),
+        (plan_line(job, "--set", "h1.rate=10"), "h1.rate=10: rate: 10 is 10 bytes per second: write its unit"),
+        (plan_line(job, "--set", "gpu.t4=0.5"), "gpu.t4: no host has such a GPU"),
         (plan_line(job, "--memory", "1g"), "--memory is about one machine"),
         (["plan", str(job), "--cluster", str(job / "cluster.json")], "needs --profile job.json"),
         (["plan", str(job), *plan_line(job)[2:]], "has no manifest.json"),
         (["plan", "sbm-100", "--trainers", "3"], "--trainers needs --cluster FILE"),
         ([*plan, "--cluster", str(job / "others.json")], "the cluster has not: it has other"),
+        ([*plan, *on_disks], f"the plan has part {part} on {host}, whose disk has {kept}: push it there, or make"),
+        ([*plan, "--set", "zz.rate=1gbit"], "there is no host 'zz' in the cluster: it has h1, h2, h3"),
+        ([*plan, "--set", "h1.rate=0"], "h1.rate=0: rate: a rate must be more than 0, got '0'"),
+        (["profile", str(job / "parts"), "--trace", str(job / "empty.json"), "--out", "x"], "empty.json: it is empty"),
+        (
+            ["launch", "--plan", str(job / "plan.json"), "--hosts", str(job / "hosts.txt"), __file__],
+            "hosts.txt has not",
+        ),
         ([*plan, "--profile", str(job / "foreign.json")], "the profile is of parts with the digest 00000abc"),
         ([*plan, "--set", "h1.rates=1gbit"], "did you mean 'rate'?"),
+        ([*plan, "--trace", str(job / "no" / "timeline.json")], "does not exist"),
         ([*plan, "--trainers", "0"], "--trainers must be at least 1"),
         (["simulate", str(job / "job.json")], "no plan of a placement"),
-        (["simulate", str(job / "absent.json")], "there is no plan"),
+        (["simulate", str(job / "absent.json")], "make one with gnnsys plan PARTS --cluster FILE --profile FILE --out"),
     ]:
         assert main(line) == 2, line
         error = capsys.readouterr().err

@@ -40,6 +40,8 @@ def test_it_writes_a_profile_and_prints_a_table(
         (["--trainers", "0"], "trainers and num_batches must be at least 1, got 0 and 3"),
         (["--seeds", "test"], "has neither 'test_mask' nor 'test'"),
         (["--against", "job.json"], "--against compares a profile with a run: give the run's traces by --trace"),
+        (["--device", "h200"], "--device must be cpu or cuda, got 'h200'; another machine's GPU is --machine FILE"),
+        (["--machine", "none.json"], "there is no machine profile none.json"),
         (["--trace", "none.json"], "there is no trace none.json: save one with loader.save_trace(path) on every rank"),
     ],
 )

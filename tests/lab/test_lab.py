@@ -144,6 +144,37 @@ def test_the_quota_holds_for_all_processes_of_a_host_together():
 
 
 @pytest.mark.alone
+def test_hosts_have_their_quotas_beside_other_processes_that_want_all_cores():
+    """Others are sessions of their own: the kernel may count the processes of one session as one."""
+    with processes() as others, Lab(hosts=2, cpu=0.3) as lab:
+        for number in range(8):
+            others.start(f"loop {number}", [*PYTHON, "while True: pass"])
+        spinning = [lab.start(host, [*PYTHON, "while True: pass"]) for host in lab.hosts]
+        begin, before = time.monotonic(), [lab.usage(host).cpu_seconds for host in lab.hosts]
+        wait_until(lambda: time.monotonic() > begin + 1.5)
+        used, wall = [lab.usage(host).cpu_seconds for host in lab.hosts], time.monotonic() - begin
+        for command in spinning:
+            command.kill()
+    shares = [(after - earlier) / wall for after, earlier in zip(used, before, strict=True)]
+    assert all(0.26 < share < 0.34 for share in shares), shares
+
+
+def test_a_lab_comes_before_others_only_while_its_quotas_leave_them_something():
+    with Lab(hosts=2, weight=3.0) as lab:
+        group = control_groups.find_roots().of(f"gnnsys-lab-{lab.id}")
+        file, unit = (group.cpu / "cpu.shares", 1024) if group.version == 1 else (group.cpu / "cpu.weight", 100)
+        assert int(file.read_text()) == 3 * unit
+        lab.set_cpu(0.4)
+        assert int(file.read_text()) >= 100 * unit
+        lab.set_cpu(float(num_usable_cores()))
+        assert int(file.read_text()) == 3 * unit
+        Lab.attach(lab.id).set_cpu(0.3)
+        assert int(file.read_text()) >= 100 * unit
+        lab.set_cpu(None, host=2)
+        assert int(file.read_text()) == 3 * unit
+
+
+@pytest.mark.alone
 def test_what_a_killed_keeper_leaves_is_removed_by_the_next_lab():
     lab = Lab(hosts=1).up(tied=False)
     command = lab.start(1, "echo up; sleep 1000")
@@ -318,6 +349,7 @@ def test_a_lab_ends_with_its_owner_however_that_ends(number):
         ({"hosts": 0}, "hosts must be from 1 to 200, got 0"),
         ({"rate": "fast"}, "a rate must look like 1gbit, 100mbit or 500kbit, got 'fast'"),
         ({"cpu": 0.001}, "cpu must be at least 0.05 cores for a period of 0.02 s, got 0.001"),
+        ({"weight": 0}, "weight must be more than 0, got 0"),
         ({"family": 5}, "family must be 4 or 6, got 5"),
         ({"memory": "lots"}, "a size must look like 4G"),
         ({"rate": ["1gbit"]}, "rate must be one value, or one for each of 2 hosts, got 1"),
@@ -343,6 +375,7 @@ def test_hosts_may_differ_and_are_described_as_a_cluster_file():
         assert [host.rate_in for host in told] == [31.25e6, 6.25e6, float("inf")]
         assert [host.cores for host in told][:2] == [0.5, 0.3] and told["h3"].cores == num_usable_cores()
         assert told["h1"].memory == 200 << 20
+        assert [round(host.queue, 4) for host in told] == [0.0522, 0.0612, 0.0]  # 50 ms, and the burst
         shown = [lab.exec(host, "tc qdisc show dev eth0").output for host in lab.hosts]
         assert "rate 250Mbit" in shown[0] and "rate 50Mbit" in shown[1] and "tbf" not in shown[2]
         lab.set_rate("20mbit", host=1, out=False)

@@ -213,6 +213,16 @@ def test_the_plan_of_a_placement_is_carried_out_as_it_is(tmp_path, capsys):
     assert "nobody says where" in capsys.readouterr().err
 
 
+def test_parts_that_are_here_and_not_the_plans_are_noticed_before_anything_is_printed(tmp_path, capsys):
+    partition_graph(sbm(40), 2, tmp_path / "parts")
+    plan = str(written(tmp_path, {**PLAN, "parts_digest": "000000ff"}))
+    line = ["launch", "--plan", plan, "--print", "train.py"]
+    assert main([*line, "elsewhere/"]) == 0 and capsys.readouterr().out
+    assert main([*line, str(tmp_path / "parts")]) == 2
+    told = capsys.readouterr()
+    assert not told.out and "the plan is for parts with the digest 000000ff" in told.err and "plan again" in told.err
+
+
 def test_what_a_plan_predicts_is_compared_with_what_batches_take():
     plan = LaunchPlan(hosts=(PlannedHost(name="h1", num_ranks=1),), seconds_per_epoch=10.0, binds="the link into h1")
     watch = watch_of(plan)

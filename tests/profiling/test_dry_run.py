@@ -11,7 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gnnsys.planning import JobProfile, ShareProfile, profile_drift
+from gnnsys.graph import typed_graph
+from gnnsys.nn import HeteroSAGE
+from gnnsys.partition import partition_graph
+from gnnsys.planning import JobProfile, MachineProfile, ShareProfile, profile_drift
 from gnnsys.profiling import DryJob, count_shares, profile_of_traces, profile_parts
 from gnnsys.session import GraphServer
 from tests.profiling.communities import two_parts
@@ -45,6 +48,35 @@ with gnnsys.init(encrypt=False) as session:
         loader.save_trace(f"{sys.argv[4]}/rank{session.rank}.json")
     print("RECORDS " + json.dumps({"share": list(seeds.recipe.shares[session.rank])[:1], "records": records}))
     session.barrier()
+"""
+
+EXACTLY = """
+import threading
+from gnnsys.store.in_flight import InFlightWindow
+
+depth, changed, entered, landed = DEPTH, threading.Condition(), [0], [0]
+enter, land = InFlightWindow.enter, InFlightWindow.land
+
+def meet(mine, others, least):  # counts one up when so many others were counted
+    with changed:
+        if least <= 12:
+            assert changed.wait_for(lambda: others[0] >= least, 60), "a loader has no room for so many"
+        mine[0] += 1
+        changed.notify_all()
+
+def gated_enter(window, flight, legs):
+    if entered[0] < 12:
+        meet(entered, landed, entered[0] - depth)
+    else:
+        entered[0] += 1
+    enter(window, flight, legs)
+
+def gated_land(window, flight):
+    if landed[0] + depth < 12:
+        meet(landed, entered, landed[0] + 1 + depth)
+    land(window, flight)
+
+InFlightWindow.enter, InFlightWindow.land = gated_enter, gated_land
 """
 
 
@@ -122,6 +154,42 @@ def check_profile_of_traces(parts: Path, traces: list[Path], counted: Sequence[S
         profile_of_traces(parts, traces)
 
 
+def test_typed_parts_are_asked_for_the_bytes_that_were_counted_without_a_run(tmp_path: Path) -> None:
+    folder = tmp_path / "typed"
+    graph = typed_graph(1200, num_features=8)
+    partition_graph(graph, 2, folder)
+    ranks = run_ranks(TRAINER, [1, 1], folder, 0, "[]", timeout=120)
+    profile = profile_parts(folder, JOB, hidden=8, num_batches=NUM_BATCHES, encrypt=False)
+    assert profile.about["features"] == {"paper": 8, "author": 8, "institution": 8}
+    for share, records in zip(profile.shares, of_runs([rank.stdout for rank in ranks]), strict=True):
+        assert_same_bytes(share.at_home(), records)
+        nodes = [sum(sum(counts) for counts in record["nodes"].values()) for record in records]
+        edges = [sum(sum(counts) for counts in record["edges"].values()) for record in records]
+        np.testing.assert_array_equal(share.nodes, nodes)
+        np.testing.assert_array_equal(share.edges.sum(1), edges)
+        assert (share.computing > 0).all()
+    model = HeteroSAGE(8, 8, 2, profile.about["classes"], metadata=graph, targets=["paper"])
+    assert profile.gradients.dense == sum(4 * parameter.numel() for parameter in model.parameters())
+
+
+def test_what_is_not_known_of_typed_parts_without_a_run_is_one_line(tmp_path: Path) -> None:
+    graph = typed_graph(400, num_features=8)
+    partition_graph(graph, 1, tmp_path / "typed")
+    gpu = MachineProfile.from_rates(
+        cores=1, host_gbs_per_core=1.0, host_gflops_per_core=1.0, bus_gbs=1.0, device_gbs=1.0, device_tflops=1.0
+    )
+    del graph.node_data["author"]["x"]
+    partition_graph(graph, 1, tmp_path / "bare")
+    for folder, options, told in (
+        ("typed", {"model": "gin"}, "a model of typed parts is one of sage, gat, rgcn, got 'gin'"),
+        ("typed", {"machine": gpu}, "steps of typed parts are timed on a core"),
+        ("bare", {}, "has no features 'x' of author, whose rows would be trained: profile a run"),
+    ):
+        with pytest.raises(ValueError, match=told) as caught:
+            profile_parts(tmp_path / folder, JOB, hidden=8, num_batches=2, **options)  # type: ignore[arg-type]
+        assert "\n" not in str(caught.value)
+
+
 def test_trainers_without_a_part_ask_for_the_bytes_that_were_counted(parts: Path) -> None:
     servers = [GraphServer(part, alone=True) for part in range(2)]
     try:
@@ -152,3 +220,20 @@ def test_a_loader_with_threads_asks_for_about_what_a_full_pipeline_does(parts: P
         np.testing.assert_array_equal(flow_bytes(records, "SAMPLE", "bytes_in"), least.sample_in)
         asked = flow_bytes(records, "PULL", "bytes_in").sum()
         assert 0.9 * least.pull_in.sum() <= asked <= 1.02 * most.pull_in.sum()
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_rows_in_time_and_rows_that_come_late_are_the_bytes_that_were_counted_of_each(
+    parts: Path, is_late: bool
+) -> None:
+    """A run whose rows are held back until as many batches are under way as a loader has room for, which is what a slow
+    link does; or until as many are as there are where only room holds them back."""
+    counted = count_shares(parts, replace(JOB, num_threads=1), trainers=2, num_batches=NUM_BATCHES)
+    depth = counted.in_flight + is_late
+    assert counted.in_flight == 2
+    ranks = run_ranks(EXACTLY.replace("DEPTH", str(depth)) + TRAINER, [1, 1], parts, 1, "[]", timeout=120)
+    for share, records in zip(counted.shares, of_runs([rank.stdout for rank in ranks]), strict=True):
+        seen = share.seen_from(share.home, late=float(is_late))
+        assert_same_bytes(seen, records)
+        assert seen.pull_in.sum() == (share.home_late_pull_in if is_late else share.home_pull_in).sum()
+        assert share.home_late_pull_in.sum() < share.home_pull_in.sum()

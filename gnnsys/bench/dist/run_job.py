@@ -112,7 +112,7 @@ def run_job(
     """
     prepare_phases(folder, phases)
     task.save(folder)
-    with Lab(task.num_hosts) as lab:
+    with Lab(task.num_hosts, weight=2 * task.num_hosts) as lab:  # a job starts without quotas, beside what else runs
         conductor = Conductor(lab, folder, phases, cpu)
         program = ["--nproc-per-node", str(task.trainers_per_host), "-m", module, str(folder), str(parts)]
         if num_seed_parts is not None:

@@ -1,43 +1,51 @@
 """An epoch predicted from one profile, beside the same job on hosts of the lab: placements and rates of links.
 
-The profile is counted without a run; one run on links without limits says how much core time the machine takes beside
-what was timed. From these two every placement is predicted at every rate, before it runs.
+The profile is counted without a run. One placement is run: it says how much core time the machine takes beside what
+was timed, and how long queues are. From these every other placement is predicted at every rate as `gnnsys plan` does.
+That one placement is never among those that are judged.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import combinations
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 import numpy as np
 
 from gnnsys.bench.case import OURS, Case, Versus, score, value
-from gnnsys.bench.communities import CommunitySettings, make_graph, task_folder
 from gnnsys.bench.dist.run_job import PhaseFigures
-from gnnsys.bench.dist.task import Task
-from gnnsys.bench.lab_jobs import NOTHING, LabJobs, check_lab, job_case, say
+from gnnsys.bench.lab_jobs import NOTHING, LabJobs, SideFigures, check_lab, job_case, say
+from gnnsys.bench.plan.lab_job import (
+    LabForecast,
+    LabJobSettings,
+    counted_profile,
+    fit_queues,
+    fitted_profile,
+    forecast,
+    make_lab_parts,
+)
 from gnnsys.bench.plan.lab_placements import LabPlacement, LabRates, run_placement
 from gnnsys.bench.workload import Workload
-from gnnsys.graph import MANIFEST, load
-from gnnsys.observe import UNLIMITED
-from gnnsys.partition import partition_graph
-from gnnsys.planning import Cluster, JobProfile, fit_work, machines_of, queue_delays, simulate
-from gnnsys.profiling import DryJob, profile_parts
+from gnnsys.planning import Cluster, JobProfile, PlaceOptions, place_job
 
-FREE = "unlimited"
+FREE, UNEQUAL, SLOW = "unlimited", "unequal", "slow"
+PLAN = "plan"
 SECONDS, MEGABYTES, PERCENT = value("s"), value("MB"), value("%")
-ITERATIONS = 60  # that are simulated
-QUEUE = 0.025  # seconds; the lab's buckets hold 50 ms. Set from earlier runs of these placements, not measured here
-_TURNS = 3
+WARM = 4
 MEDIAN_ERROR, WORST_ERROR, LINK_ERROR, LEAST_KENDALL = 10.0, 20.0, 3.0, 0.8
+APART = 0.05  # of the longer one's seconds: a phase that is run again differs by up to that much
+LESS_THAN_EVEN, NEAR_BEST, NEAR_EVEN = 1 / 0.8, 1 / 1.05, 1 / 1.02  # least ratios of others' seconds and the plan's
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanLabSettings(CommunitySettings):
-    """`rates`: of the hosts in turn, fast ones first. `epochs` of a phase are measured."""
+class PlanLabSettings(LabJobSettings):
+    """`rates`: of the hosts in turn. `epochs` of a phase are measured. `seed`: of the placements that are drawn,
+    `num_even` orders of hosts for `even` and `num_drawn` others: nobody has chosen them."""
 
     suite = "plan"
 
@@ -45,7 +53,7 @@ class PlanLabSettings(CommunitySettings):
     num_classes: int = 8
     avg_degree: float = 12.0
     homophily: float = 0.9
-    num_features: int = 64
+    num_features: int = 512
     hosts: int = 4
     cpu: float = 0.3
     parts: int = 8
@@ -57,6 +65,10 @@ class PlanLabSettings(CommunitySettings):
     slow: str = "50mbit"
     epochs: int = 2
     batches: int = 40
+    train: float = 0.1
+    num_even: int = 3
+    num_drawn: int = 3
+    seed: int = 10
 
     def __post_init__(self) -> None:
         if len(self.rates) != self.hosts:
@@ -68,48 +80,44 @@ class PlanLabSettings(CommunitySettings):
             )
 
     @property
-    def graph(self) -> dict[str, Any]:
-        return super().graph | {"train": 0.2}
+    def cpus(self) -> list[float]:
+        return [self.cpu] * self.hosts
 
-    def task(self) -> Task:
-        return Task(
-            graph=self.graph, num_hosts=self.hosts, trainers_per_host=1, batch_size=self.batch_size,
-            fanouts=self.fanouts, hidden=self.hidden,
-        )  # fmt: skip
+    def calibrating(self) -> LabPlacement:
+        """Parts in blocks, two trainers on the first hosts."""
+        extra = self.trainers - self.hosts
+        blocks = np.array_split(np.arange(self.parts), self.hosts)
+        ranks = [2 if host < extra else 1 for host in range(self.hosts)]
+        return LabPlacement.of("calibrating", [block.tolist() for block in blocks], ranks)
 
-    def placements(self) -> list[LabPlacement]:
-        """Two trainers on fast hosts or on slow ones, parts in blocks, scattered, or most of them on fast hosts."""
-        hosts, extra = self.hosts, self.trainers - self.hosts
-        first = tuple(2 if host < extra else 1 for host in range(hosts))
-        blocks = [[p for p in range(self.parts) if p * hosts // self.parts == host] for host in range(hosts)]
-        scattered = [list(range(host, self.parts, hosts)) for host in range(hosts)]
-        few = [self.parts - 1 - host for host in range(hosts // 2)]  # one part for each slow host
-        rest = [part for part in range(self.parts) if part not in few]
-        fast = hosts - len(few)
-        most = [[part for part in rest if part * fast // len(rest) == host] for host in range(fast)]
-        most += [[part] for part in reversed(few)]
-        made = [
-            ("blocks", blocks, first),
-            ("trainers on slow hosts", blocks, first[::-1]),
-            ("scattered", scattered, first),
-            ("parts on fast hosts", most, first),
+    def even(self) -> list[LabPlacement]:
+        """A rendezvous numbers machines as it likes, so `even` depends on the order."""
+        orders = [np.random.default_rng([self.seed, n]).permutation(self.hosts) for n in range(self.num_even)]
+        return [
+            LabPlacement.even(f"even {n}", self.parts, self.trainers, order.tolist())
+            for n, order in enumerate(orders, start=1)
         ]
-        return [LabPlacement(name=name, parts=tuple(map(tuple, parts)), ranks=ranks) for name, parts, ranks in made]
+
+    def held_out(self) -> list[LabPlacement]:
+        """What errors are counted of: none of them was run before the model was written down."""
+        drawn = [
+            LabPlacement.drawn(f"drawn {n}", self.parts, self.trainers, self.hosts, self.seed + n)
+            for n in range(1, self.num_drawn + 1)
+        ]
+        return [*self.even(), *drawn]
 
     def all_rates(self) -> list[LabRates]:
-        hosts = self.hosts
         return [
-            LabRates(name=FREE, rates=(None,) * hosts),
-            LabRates(name="unequal", rates=tuple(self.rates)),
-            LabRates(name="slow", rates=(self.slow,) * hosts),
+            LabRates(name=FREE, rates=(None,) * self.hosts),
+            LabRates(name=UNEQUAL, rates=tuple(self.rates)),
+            LabRates(name=SLOW, rates=(self.slow,) * self.hosts),
         ]
 
-    def cluster(self, rates: LabRates) -> Cluster:
-        told = [
-            {"name": f"h{host + 1}", "cores": self.cpu, "rate": rate or UNLIMITED}
-            for host, rate in enumerate(rates.rates)
-        ]
-        return Cluster.from_json(told)
+    def rates_of(self, name: str) -> LabRates:
+        return next(rates for rates in self.all_rates() if rates.name == name)
+
+    def cluster(self, rates: str, queues: float = 1.0) -> Cluster:
+        return self.rates_of(rates).cluster(self.cpus, [2] * self.hosts, queues)
 
 
 QUICK = {
@@ -124,47 +132,9 @@ QUICK = {
     "slow": "20mbit",
     "epochs": 1,
     "batches": 10,
+    "num_even": 1,
+    "num_drawn": 1,
 }
-
-
-@dataclass(frozen=True)
-class Forecast:
-    """Of an epoch: seconds, bytes into each host, core-seconds of each host, and what binds."""
-
-    seconds: float
-    bytes_in: np.ndarray
-    core_seconds: np.ndarray
-    binds: str
-
-
-def forecast(profile: JobProfile, cluster: Cluster, placement: LabPlacement) -> Forecast:
-    """What the simulator says of a placement, with seeds dealt as a run deals them.
-
-    Links have queues, which a ring's small messages wait in for as long as others fill them: how full they are is known
-    when it was simulated, so it is simulated again with what was found.
-    """
-    trainers, num_hosts = sum(placement.ranks), len(cluster)
-    machine_of_part = placement.machine_of_part
-    machine_of_worker, shares = profile.dealt(machine_of_part, placement.ranks)
-    placed, machines = [*machine_of_part, *machine_of_worker], machines_of(cluster)
-    limits = np.array([host.rate_in for host in cluster])
-    delays: list[float] | None = None
-    for _ in range(_TURNS):
-        tasks, demands = profile.as_tasks(
-            trainers, iterations=ITERATIONS, sync="ring", placement=(machine_of_part, machine_of_worker),
-            shares=shares, step_delays=delays,
-        )  # fmt: skip
-        run = simulate(machines, tasks, placed, demands, "maxmin")
-        ends = np.maximum.accumulate(run.times.task_end[:, tasks.ids("worker")].max(1))
-        edge = min(profile.ahead, ITERATIONS // 4)  # where samplers begin, and have ended before the workers
-        step = float(ends[-1 - edge] - ends[edge]) / (ITERATIONS - 1 - 2 * edge)
-        carried = run.link_bytes()[num_hosts : 2 * num_hosts] / ITERATIONS
-        delays = queue_delays(machine_of_worker, np.minimum(1.0, carried / limits / step), QUEUE)
-    steps = profile.batches_per_epoch(trainers)
-    cores = np.bincount(
-        tasks.machine_of(placed, num_hosts), (demands.seconds * demands.threads).mean(0), minlength=num_hosts
-    )
-    return Forecast(step * steps, carried * steps, cores * steps, run.binding().lines()[0])
 
 
 class PlanLab(LabJobs[PlanLabSettings]):
@@ -173,90 +143,127 @@ class PlanLab(LabJobs[PlanLabSettings]):
     def __init__(self, workload: Workload) -> None:
         super().__init__(workload, PlanLabSettings, QUICK)
 
-    def measured(self, placement: LabPlacement) -> dict[str, PhaseFigures]:
-        found: dict[str, PhaseFigures] = self._once(f"lab/{placement.name}", lambda: self._run(placement))
-        return found
+    def measured(self, placement: LabPlacement, rates: str) -> PhaseFigures:
+        """Of a placement that is judged, at one of all rates."""
+        found: dict[str, PhaseFigures] = self._once(
+            f"lab/{placement.name}", lambda: self._run(placement, self.settings.all_rates())
+        )
+        return found[rates]
 
-    def forecasts(self, placement: LabPlacement) -> dict[str, Forecast]:
-        settings, profile = self.settings, self.profile()
-        found: dict[str, Forecast] = self._once(
-            f"lab/forecast/{placement.name}",
-            lambda: {each.name: forecast(profile, settings.cluster(each), placement) for each in settings.all_rates()},
+    def said(self, placement: LabPlacement, rates: str) -> LabForecast:
+        cluster, profile = self.cluster(rates), self.profile()
+        found: LabForecast = self._once(
+            f"lab/forecast/{placement.name}/{rates}", lambda: forecast(profile, cluster, placement)
         )
         return found
+
+    def plan(self, rates: str) -> LabPlacement:
+        """What `gnnsys plan` chooses where trainers sample for themselves."""
+
+        def make() -> LabPlacement:
+            settings = self.settings
+            plan = place_job(self.cluster(rates), self.profile(), settings.trainers, PlaceOptions(samplers=0))
+            say(f"  plan for {rates} links: {plan.forecast.seconds_per_epoch:.2f} s; {plan.forecast.binds}")
+            for host in plan.hosts:
+                say(f"    {host.name}: {host.num_trainers} trainers, parts {' '.join(map(str, host.parts)) or '-'}")
+            return LabPlacement(name=f"{PLAN} {rates}", hosts=plan.hosts)
+
+        found: LabPlacement = self._once(f"lab/plan/{rates}", make)
+        return found
+
+    def plan_seconds(self, rates: str) -> float:
+        """Of the plan for these rates, measured."""
+        found: dict[str, PhaseFigures] = self._once(
+            f"lab/run/{PLAN}/{rates}", lambda: self._run(self.plan(rates), [self.settings.rates_of(rates)])
+        )
+        return found[rates].seconds
 
     def profile(self) -> JobProfile:
-        """Counted without a run, with core-seconds as many times as many as the first placement took without limits."""
-        found: JobProfile = self._once("lab/profile", self._profile)
+        """Counted without a run, with core-seconds as many times as many as the calibrating placement took."""
+        return self._calibrated()[0]
+
+    def cluster(self, rates: str) -> Cluster:
+        """The lab at these rates, with queues as long as those that the calibrating placement met."""
+        return self.settings.cluster(rates, self._calibrated()[1])
+
+    def _calibrated(self) -> tuple[JobProfile, float]:
+        found: tuple[JobProfile, float] = self._once("lab/calibrated", self._calibrate)
         return found
 
-    def _profile(self) -> JobProfile:
-        settings, first = self.settings, self.settings.placements()[0]
-        job = DryJob(
-            fanouts=settings.fanouts, batch_size=settings.batch_size, fetch=("x", "y"), num_threads=1, prefetch=1,
-            sample_depth=1,
-        )  # fmt: skip  # as the trainers' loader
-        counted = profile_parts(
-            self._parts(), job, hidden=settings.hidden, trainers=settings.trainers, num_batches=settings.batches
-        )
-        said = forecast(counted, settings.cluster(settings.all_rates()[0]), first).core_seconds
-        used = np.array(list(self.measured(first)[FREE].cpu_seconds.values()))
-        steps = counted.batches_per_epoch(settings.trainers) * np.array(first.ranks)
-        work, step = fit_work(used, said, steps)
-        say(
-            f"  core-seconds of an epoch: {said.sum():.2f} by the profile, {used.sum():.2f} used: {work:.2f} times "
-            f"what was timed, and {1e3 * step:.1f} ms more in a step"
-        )
-        return counted.scaled(work=work, step=step)
+    def _calibrate(self) -> tuple[JobProfile, float]:
+        """Core time is fitted on links without limits, the length of queues on the others."""
+        settings, first = self.settings, self.settings.calibrating()
+        counted = counted_profile(self._parts(), settings)
+        took = self._run(first, settings.all_rates())
+        used = np.array(list(took[FREE].cpu_seconds.values()))
+        profile = fitted_profile(counted, first, forecast(counted, settings.cluster(FREE), first), used)
+
+        def ratio(times: float) -> float:
+            said = [forecast(profile, settings.cluster(rates, times), first).seconds for rates in (UNEQUAL, SLOW)]
+            return mean(one / took[rates].seconds for one, rates in zip(said, (UNEQUAL, SLOW), strict=True))
+
+        queues = fit_queues(ratio)
+        say(f"  queues are {queues:.2f} times as long as full buckets would be; without the factor {ratio(1.0):.2f}")
+        return profile, queues
 
     def _parts(self) -> Path:
-        settings = self.settings
-        out = task_folder(self._workload.folder, settings) / f"parts-{settings.parts}"
-        if not (out / MANIFEST).exists():
-            graph = load(make_graph(self._workload.folder, settings))
-            partition_graph(graph, settings.parts, out, balance=["train", "edges"], edge_ids=False)
-        return out
+        return make_lab_parts(self._workload.folder, self.settings)
 
-    def _run(self, placement: LabPlacement) -> dict[str, PhaseFigures]:
+    def _run(self, placement: LabPlacement, rates: Sequence[LabRates]) -> dict[str, PhaseFigures]:
         check_lab()
         settings = self.settings
         folder = self._folder / f"lab-{placement.name.replace(' ', '-')}"
         found = run_placement(
-            folder, self._parts(), placement, settings.all_rates(), settings.task(),
-            cpus=[settings.cpu] * settings.hosts, warm=4, epochs=settings.epochs,
+            folder, self._parts(), placement, rates, settings.task(), cpus=settings.cpus, warm=WARM,
+            epochs=settings.epochs,
         )  # fmt: skip
         for figures in found.values():
             say(f"  {placement.name}, {figures.describe()}")
         return found
 
+    def pairs(self) -> list[tuple[str, float, float]]:
+        """Name, seconds that were predicted, and that were measured, of every placement that was held out."""
+        return [
+            (
+                f"{place.name}/{rates.name}",
+                self.said(place, rates.name).seconds,
+                self.measured(place, rates.name).seconds,
+            )
+            for place in self.settings.held_out()
+            for rates in self.settings.all_rates()
+        ]
+
     def errors(self) -> np.ndarray:
         """Percent of the epoch's seconds, of every pair of placement and rates."""
-        pairs = self.pairs()
-        return np.array([100 * abs(said - took) / took for _, said, took in pairs])
-
-    def pairs(self) -> list[tuple[str, float, float]]:
-        """Name, seconds that were predicted, and that were measured."""
-        return [
-            (f"{placement.name}/{name}", said.seconds, self.measured(placement)[name].seconds)
-            for placement in self.settings.placements()
-            for name, said in self.forecasts(placement).items()
-        ]
+        return np.array([100 * abs(said - took) / took for _, said, took in self.pairs()])
 
     def link_errors(self) -> np.ndarray:
         """Percent of the bytes into every host, of every pair."""
         found = []
-        for placement in self.settings.placements():
-            for name, said in self.forecasts(placement).items():
-                figures = self.measured(placement)[name]
+        for placement in self.settings.held_out():
+            for rates in self.settings.all_rates():
+                figures = self.measured(placement, rates.name)
                 took = np.array([t.bytes_in for t in figures.traffic.values()]) / figures.phase.epochs
-                found.append(100 * np.abs(said.bytes_in - took) / took)
+                found.append(100 * np.abs(self.said(placement, rates.name).bytes_in - took) / took)
         return np.concatenate(found)
+
+    def kendall(self, apart: float) -> float:
+        return kendall(self.pairs(), apart)
+
+    def even_seconds(self, rates: str) -> float:
+        """The mean of what `even` takes in several orders of hosts."""
+        return mean(self.measured(placement, rates).seconds for placement in self.settings.even())
+
+    def best_seconds(self, rates: str) -> float:
+        """Of all that were measured at these rates, the plan too."""
+        others = [self.measured(placement, rates).seconds for placement in self.settings.held_out()]
+        return min(self.plan_seconds(rates), *others)
 
 
 def lab(workload: Workload) -> Iterator[Case]:
-    """Predicted beside measured: epochs, their order, and bytes of links."""
-    jobs = PlanLab(workload)
-    for placement in jobs.settings.placements():
+    """Predicted beside measured: epochs, their order, and bytes of links, of placements that were held out."""
+    jobs = _jobs(workload)
+    for placement in jobs.settings.held_out():
         for rates in jobs.settings.all_rates():
             yield from _pair(jobs, placement, rates.name)
     bounds: Sequence[tuple[str, Any, float]] = (
@@ -268,32 +275,56 @@ def lab(workload: Workload) -> Iterator[Case]:
     for name, figure, bound in bounds:
         sides = {OURS: figure, "bound": lambda bound=bound: bound}
         yield job_case(f"lab/{name}", PERCENT, sides, Versus(("bound",), 1.0))
-    order = {OURS: lambda: kendall(jobs.pairs()), "bound": lambda: LEAST_KENDALL}
-    yield job_case("lab/Kendall of the order", score("tau"), order, Versus(("bound",), 1.0))
+    for name, apart in (("Kendall of the order", 0.0), (f"Kendall of those {100 * APART:g}% apart", APART)):
+        order: SideFigures = {OURS: partial(jobs.kendall, apart), "bound": lambda: LEAST_KENDALL}
+        yield job_case(f"lab/{name}", score("tau"), order, Versus(("bound",), 1.0 if not apart else None))
 
 
 def _pair(jobs: PlanLab, placement: LabPlacement, rates: str) -> Iterator[Case]:
     figures = {
-        OURS: lambda: jobs.forecasts(placement)[rates].seconds,
-        "measured": lambda: jobs.measured(placement)[rates].seconds,
+        OURS: lambda: jobs.said(placement, rates).seconds,
+        "measured": lambda: jobs.measured(placement, rates).seconds,
     }
     yield job_case(f"lab/{placement.name}/{rates}", SECONDS, figures, Versus(("measured",), required=False))
-    moved = {OURS: lambda: jobs.measured(placement)[rates].busiest_bytes / 1e6}
+    moved = {OURS: lambda: jobs.measured(placement, rates).busiest_bytes / 1e6}
     yield job_case(f"lab/{placement.name}/{rates}/bytes of the busiest link", MEGABYTES, moved, NOTHING)
 
 
-def kendall(pairs: Sequence[tuple[str, float, float]]) -> float:
-    """Kendall's tau of predicted and measured seconds; a pair that is equal in one of them counts as neither.
+def plans(workload: Workload) -> Iterator[Case]:
+    """What the plan takes, measured, beside `even` placements and the best of all; on unequal links and equal ones."""
+    jobs = _jobs(workload)
+    for rates, name, figure, target in (
+        (UNEQUAL, "the mean of even", jobs.even_seconds, LESS_THAN_EVEN),
+        (UNEQUAL, "the best measured", jobs.best_seconds, NEAR_BEST),
+        (SLOW, "the mean of even", jobs.even_seconds, NEAR_EVEN),
+    ):
+        figures = {OURS: partial(jobs.plan_seconds, rates), name: partial(figure, rates)}
+        yield job_case(f"lab/plan for {rates} links beside {name}", SECONDS, figures, Versus((name,), target))
+    said = {
+        OURS: lambda: jobs.said(jobs.plan(UNEQUAL), UNEQUAL).seconds,
+        "measured": lambda: jobs.plan_seconds(UNEQUAL),
+    }
+    yield job_case("lab/plan for unequal links, predicted", SECONDS, said, Versus(("measured",), required=False))
+
+
+def _jobs(workload: Workload) -> PlanLab:
+    jobs: PlanLab = workload.once("plan/lab", lambda: PlanLab(workload))
+    return jobs
+
+
+def kendall(pairs: Sequence[tuple[str, float, float]], apart: float = 0.0) -> float:
+    """Kendall's tau of predicted and measured seconds; a pair that is equal in one of them counts as neither. Only of
+    those whose measured seconds differ by more than the share `apart`.
 
     >>> kendall([("a", 1.0, 2.0), ("b", 2.0, 3.0), ("c", 3.0, 2.5)])
     0.3333333333333333
     """
-    agreed = total = 0
-    for number, (_, said, took) in enumerate(pairs):
-        for _, other_said, other_took in pairs[:number]:
-            agreed += int(np.sign((said - other_said) * (took - other_took)))
-            total += 1
-    return agreed / total if total else 1.0
+    signs = [
+        np.sign((one[1] - other[1]) * (one[2] - other[2]))
+        for one, other in combinations(pairs, 2)
+        if abs(one[2] - other[2]) >= apart * max(one[2], other[2])
+    ]
+    return float(np.mean(signs)) if signs else 1.0
 
 
-BENCHMARKS = [lab]
+BENCHMARKS = [lab, plans]

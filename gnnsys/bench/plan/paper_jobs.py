@@ -96,12 +96,13 @@ def unequal_testbed() -> PaperCluster:
     return PaperCluster((10, 10, 100, 100), (48, 48, 256, 256), (8, 8, 20, 20), (2, 2, 4, 4), (1, 1, 1.8, 1.8))
 
 
-def drawn_cluster(size: int, generator: np.random.Generator) -> PaperCluster:
-    """§VI-B, line 542: 32 to 128 GB, 4 to 16 cores, 1 to 4 GPUs, 10, 20 or 50 Gbit/s."""
+def drawn_cluster(size: int, generator: np.random.Generator, *, logical: bool = False) -> PaperCluster:
+    """§VI-B, line 542: 32 to 128 GB, 4 to 16 cores, 1 to 4 GPUs, 10, 20 or 50 Gbit/s. `logical`: a core is two logical
+    ones, which is what tasks ask for (line 491)."""
     return PaperCluster(
         gbit=tuple(generator.choice([10.0, 20.0, 50.0], size)),
         memory=tuple(generator.uniform(32, 128, size)),
-        cores=tuple(generator.integers(4, 17, size).astype(float)),
+        cores=tuple((2.0 if logical else 1.0) * generator.integers(4, 17, size)),
         gpus=tuple(generator.integers(1, 5, size).astype(float)),
         gpu_speed=(1.0,) * size,
     )
@@ -117,6 +118,7 @@ class PaperJob:
     samplers_per_worker: int
     sync: str = "ps"
     batch_size: int = 2000
+    ahead: int | None = None  # batches that samplers are ahead at most; None: the paper's, no limit
     assumed: Assumed = Assumed()
 
     def with_batch(self, per_sampler: int) -> PaperJob:
@@ -124,7 +126,9 @@ class PaperJob:
 
     def problem(self, cluster: PaperCluster, *, seed: int = 0, peak_to_mean: float | None = None) -> PlacementProblem:
         """Of this job on a cluster, a graph store on every machine."""
-        tasks = TrainingTasks.of_job(cluster.size, self.workers, self.samplers_per_worker, sync=self.sync)
+        tasks = TrainingTasks.of_job(
+            cluster.size, self.workers, self.samplers_per_worker, sync=self.sync, ahead=self.ahead
+        )
         names = tuple(f"m{m}" for m in range(cluster.size))
         rates = np.array(cluster.gbit) * GBIT
         machines = ClusterMachines(rates, rates, speeds={"worker": np.array(cluster.gpu_speed)}, names=names)
@@ -166,7 +170,9 @@ class PaperJob:
         return Demands.of(tasks, ITERATIONS, seconds=seconds, volume=volume, seed=seed)
 
 
-def fitting_draws(job: PaperJob, size: int, count: int, seed: int) -> tuple[list[PlacementProblem], int]:
+def fitting_draws(
+    job: PaperJob, size: int, count: int, seed: int, *, logical: bool = False, peak_to_mean: float | None = None
+) -> tuple[list[PlacementProblem], int]:
     """Problems on drawn clusters, and how many draws were thrown away because IFS found nothing."""
     from gnnsys.planning import NoPlacement, first_placement
 
@@ -174,7 +180,8 @@ def fitting_draws(job: PaperJob, size: int, count: int, seed: int) -> tuple[list
     found: list[PlacementProblem] = []
     refused = 0
     while len(found) < count:
-        problem = job.problem(drawn_cluster(size, generator), seed=len(found))
+        cluster = drawn_cluster(size, generator, logical=logical)
+        problem = job.problem(cluster, seed=len(found), peak_to_mean=peak_to_mean)
         try:
             first_placement(problem.resources, problem.counts, problem.store_machine)
         except NoPlacement:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache, partial
 from statistics import fmean
 
@@ -17,7 +18,17 @@ from gnnsys.bench.case import OURS, Benchmark, Case, Side, Versus, value
 from gnnsys.bench.lab_jobs import say
 from gnnsys.bench.plan.paper_jobs import PAPERS, PRODUCTS, PaperJob, fitting_draws, testbed
 from gnnsys.bench.workload import FULL, SEED, Workload
-from gnnsys.planning import ExploreSettings, PlacementProblem, explore, first_placement
+from gnnsys.planning import (
+    ANNEALED,
+    ExploreSettings,
+    PlacementProblem,
+    balanced_placements,
+    distdgl_placement,
+    explore,
+    first_placement,
+    placement_floor,
+    search_placements,
+)
 
 LIMIT, EVERY_STEP = "limit", "every step"
 LIMITS = {"testbed": 10.0, "16 machines": 60.0}
@@ -77,6 +88,49 @@ def search_guides(work: Workload) -> Iterator[Case]:
         yield Case(f"plan/search guided by bound, {name}", value("of IFS's time"), sides, versus, repeats=1)
 
 
+def search_starts(work: Workload) -> Iterator[Case]:
+    """Where a search begins beside how long it is: seconds of DistDGL's placement that are left, and processor seconds.
+    No placement is under the floor."""
+    job, size = (PaperJob(PAPERS, 20, 4), 16) if work.sizes == FULL else (PaperJob(PRODUCTS, 16, 2), 8)
+    count, steps = (4, 10_000) if work.sizes == FULL else (1, 300)
+
+    @cache
+    def problems() -> list[PlacementProblem]:
+        return fitting_draws(job, size, count, SEED + 1)[0]
+
+    def from_ifs(problem: PlacementProblem, steps: int, starts: int) -> float:
+        chosen = [ExploreSettings(steps=steps, most_simulated=60, seed=seed) for seed in range(starts)]
+        return min(explore(problem, settings).seconds for settings in chosen)
+
+    ways: dict[str, Callable[[PlacementProblem], float]] = {
+        "starts, a walk, swaps": lambda problem: (
+            search_placements(problem, replace(ANNEALED, steps=steps, most_simulated=40))[0].seconds
+        ),
+        "ETP from IFS": lambda problem: from_ifs(problem, steps, 1),
+        "ETP from IFS, 10 times as long, 4 starts": lambda problem: from_ifs(problem, 10 * steps, 4),
+        "balanced starts alone": lambda problem: min(
+            problem.simulate(place).seconds for place in balanced_placements(problem)
+        ),
+        "floor": placement_floor,
+    }
+
+    @cache
+    def figure(way: str) -> float:
+        began = time.process_time()
+        ratios = [ways[way](problem) / problem.simulate(distdgl_placement(problem)).seconds for problem in problems()]
+        each = (time.process_time() - began) / len(ratios)
+        say(f"  {way}: {fmean(ratios):.3f} of DistDGL's time, {each:.2f} processor seconds each")
+        return fmean(ratios)
+
+    def sides() -> dict[str, Side]:
+        first, *others = ways
+        return {OURS: Side(partial(figure, first)), **{way: Side(partial(figure, way)) for way in others}}
+
+    versus = tuple(Versus((way,)) for way in list(ways)[1:])
+    name = f"plan/search starts, {size} machines"
+    yield Case(name, value("of DistDGL's time"), sides, versus, repeats=1)
+
+
 def _mean(figures: Callable[[str], list[float]], cost: str) -> float:
     return fmean(figures(cost))
 
@@ -121,4 +175,4 @@ def _kendall(problem: PlacementProblem, cost: str) -> float:
     return float(np.mean(np.sign(times[first] - times[second]) * np.sign(costs[first] - costs[second])))
 
 
-BENCHMARKS: list[Benchmark] = [search_time, search_guides]
+BENCHMARKS: list[Benchmark] = [search_time, search_guides, search_starts]

@@ -165,9 +165,23 @@ def _launch(args: argparse.Namespace) -> int:
     )
     command = [args.script, *words]
     if args.print:
+        if digest is not None:
+            _check_parts_here([*([args.parts] if args.parts else []), *words], digest)
         print(job_text(hosts, command, options, args.port), end="")
         return 0
     return Launcher(hosts, command, checks, options).run()
+
+
+def _check_parts_here(paths: list[str], digest: int) -> None:
+    """Parts may be on the hosts alone. Those that are here too must be those of the plan."""
+    from gnnsys.launch import find_parts
+
+    there = {path: found["digest"] for path, found in find_parts(paths).items()}
+    if there and digest not in there.values():
+        path, other = next(iter(there.items()))
+        raise ValueError(
+            f"the plan is for parts with the digest {digest:08x}, {path} has {other:08x}: plan again for these parts"
+        )
 
 
 def _read_plan(args: argparse.Namespace) -> LaunchPlan | None:

@@ -2,6 +2,7 @@
 
 The machine may be this one, or one that is only described: a profile as JSON, or rates of its data sheet. With
 --cluster: on which hosts the parts, trainers and samplers of a job go, how long an epoch takes there and what binds.
+With --measure: what the hosts of a cluster file can do, found out over ssh and filled in.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gnnsys.cli import plan_placement
+from gnnsys.cli import plan_measure, plan_placement
 
 if TYPE_CHECKING:
     from gnnsys.graph import Graph
@@ -39,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--epochs", type=int, default=100, help="with --full-graph, for what is done once")
     parser.add_argument("--json", metavar="FILE", help="write every number to FILE; - is standard output")
     plan_placement.add_arguments(parser)
+    plan_measure.add_arguments(parser)
 
 
 class _Described(NamedTuple):
@@ -59,6 +61,9 @@ class _Described(NamedTuple):
 def run(args: argparse.Namespace) -> int:
     from gnnsys.cli.source import opened_source
 
+    if args.measure:
+        return plan_measure.run_measure(args)
+    plan_measure.check_without_measure(args)
     if args.cluster is not None:
         return plan_placement.run_plan(args)
     plan_placement.check_without_cluster(args)

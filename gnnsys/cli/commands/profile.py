@@ -16,16 +16,31 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("parts", metavar="DIR", type=Path, help="what `gnnsys partition` wrote")
-    parser.add_argument("--fanouts", metavar="N,N,...", default="15,10,5", help="neighbours per hop (%(default)s)")
-    parser.add_argument("--batch-size", type=int, default=1024, help="seeds of a batch (default: %(default)s)")
-    parser.add_argument("--model", choices=("sage", "gcn", "gat", "gin"), default="sage", help="default: %(default)s")
-    parser.add_argument("--hidden", type=int, default=256, help="width of its hidden layers (default: %(default)s)")
-    parser.add_argument("--seeds", metavar="MASK", default="train", help="what is trained on (default: %(default)s)")
-    parser.add_argument("--batches", type=int, default=50, help="that are looked at, of each share (%(default)s)")
     parser.add_argument(
-        "--trainers", type=int, help="shares of the seeds that are looked at (default: one per subpart)"
+        "--fanouts", metavar="N,N,...", default="15,10,5", help="neighbours per hop (default: %(default)s)"
     )
-    parser.add_argument("--num-threads", type=int, help="of each trainer's loader (default: what it would choose)")
+    parser.add_argument(
+        "--batch-size", type=int, metavar="N", default=1024, help="seeds of a batch (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--model",
+        choices=("sage", "gcn", "gat", "gin", "rgcn"),
+        default="sage",
+        help="default: %(default)s; of typed parts sage, gat or rgcn",
+    )
+    parser.add_argument(
+        "--hidden", type=int, metavar="N", default=256, help="width of its hidden layers (default: %(default)s)"
+    )
+    parser.add_argument("--seeds", metavar="MASK", default="train", help="what is trained on (default: %(default)s)")
+    parser.add_argument(
+        "--batches", type=int, metavar="N", default=50, help="that are looked at, of each share (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--trainers", type=int, metavar="N", help="shares of the seeds that are looked at (default: one per subpart)"
+    )
+    parser.add_argument(
+        "--num-threads", type=int, metavar="N", help="of each trainer's loader (default: what it would choose)"
+    )
     parser.add_argument("--machine", metavar="FILE", type=Path, help="a machine's profile: its GPU computes the steps")
     parser.add_argument("--device", help="cuda: the steps are computed by this machine's GPU, by its kept profile")
     parser.add_argument("--plain", action="store_true", help="links are not encrypted (gnnsys.init(encrypt=False))")
@@ -86,12 +101,16 @@ def _machine(args: argparse.Namespace) -> MachineProfile | None:
     from gnnsys.planning import MachineProfile, machine_profile
 
     if args.machine is not None:
+        if not args.machine.is_file():
+            raise ValueError(f"there is no machine profile {args.machine}: docs/costs.md says how one is measured")
         found = MachineProfile.load(args.machine)
         if "product/device" not in found.costs.operators:
             raise ValueError(f"--machine {args.machine}: this machine has no GPU")
         return found
-    if args.device is None or torch.device(args.device).type == "cpu":
+    if args.device in (None, "cpu"):
         return None
+    if args.device.partition(":")[0] != "cuda":
+        raise ValueError(f"--device must be cpu or cuda, got {args.device!r}; another machine's GPU is --machine FILE")
     if not torch.cuda.is_available():
         raise ValueError("there is no GPU here: give the profile of a machine that has one by --machine FILE")
     return machine_profile(torch.device(args.device))

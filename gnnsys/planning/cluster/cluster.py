@@ -18,9 +18,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from gnnsys.graph import did_you_mean, some
+from gnnsys.graph import did_you_mean, in_words
 from gnnsys.observe import format_rate
-from gnnsys.planning.cluster.cluster_file import host_values, load_file, read_value, split_setting, uplink_values
+from gnnsys.planning.cluster.cluster_file import (
+    checked_mapping,
+    host_entries,
+    host_values,
+    load_file,
+    read_value,
+    split_setting,
+    uplink_values,
+)
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._:-]*[A-Za-z0-9])?")
 
@@ -31,7 +39,8 @@ class ClusterHost:
 
     `cores` may be a fraction: a quota. `speed`: how fast one of its cores is; the profile's machine has 1. `gpus`:
     how many of each kind. `rate_in` and `rate_out`: of its link, in bytes per second. `parts`: those that lie on its
-    disk; None: all of them, or wherever the planner likes. `uplink`: the one that it shares. `launch`: what
+    disk; None: all of them, or wherever the planner likes. `uplink`: the one that it shares. `queue`: seconds that a
+    packet waits in front of its link, in either direction, where the buffer there is full. `launch`: what
     `gnnsys launch` alone reads (address, user, ...), kept as it is written.
     """
 
@@ -44,6 +53,7 @@ class ClusterHost:
     speed: float = 1.0
     parts: tuple[int, ...] | None = None
     uplink: str | None = None
+    queue: float = 0.0
     launch: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
@@ -54,6 +64,8 @@ class ClusterHost:
                 raise ValueError(f"{what} must be more than 0, got {getattr(self, what)!r}")
         if not math.isfinite(self.cores) or not math.isfinite(self.speed):
             raise ValueError(f"cores and speed must be finite, got {self.cores!r} and {self.speed!r}")
+        if not 0 <= self.queue < math.inf:
+            raise ValueError(f"queue must be seconds, 0 or more, got {self.queue!r}")
         if self.memory is not None and self.memory <= 0:
             raise ValueError(f"memory must be more than 0, got {self.memory}: leave it away where it does not bind")
         object.__setattr__(self, "gpus", MappingProxyType({kind: n for kind, n in self.gpus.items() if n}))
@@ -80,6 +92,8 @@ class ClusterHost:
             told["parts"] = list(self.parts)
         if self.uplink is not None:
             told["uplink"] = self.uplink
+        if self.queue:
+            told["queue"] = self.queue
         return told | dict(self.launch)
 
 
@@ -120,10 +134,8 @@ class Cluster:
             if host.name in names[:number]:
                 raise ValueError(f"host {host.name} is there twice: give each host its own name")
             if host.uplink is not None and host.uplink not in self.uplinks:
-                near = did_you_mean(host.uplink, self.uplinks)
-                raise ValueError(
-                    f"host {host.name}: there is no uplink {host.uplink!r}{near or f' in {some(self.uplinks)}'}"
-                )
+                near = did_you_mean(host.uplink, self.uplinks) or f": there are {in_words(self.uplinks)}"
+                raise ValueError(f"host {host.name}: there is no uplink {host.uplink!r}{near}")
         for kind, speed in self.gpu_speeds.items():
             if not 0 < speed < math.inf:
                 raise ValueError(f"the speed of GPU {kind} must be more than 0, got {speed!r}")
@@ -145,7 +157,7 @@ class Cluster:
             if host.name == name:
                 return number
         near = did_you_mean(name, self.names)
-        raise ValueError(f"there is no host {name!r} in the cluster{near or f': it has {some(self.names)}'}")
+        raise ValueError(f"there is no host {name!r} in the cluster{near or f': it has {in_words(self.names)}'}")
 
     @property
     def names(self) -> list[str]:
@@ -189,6 +201,11 @@ class Cluster:
                         hosts[number] = replace(hosts[number], **changes)
             except ValueError as error:
                 raise ValueError(f"{setting}: {error}") from None
+        kinds = sorted({kind for host in hosts for kind in host.gpus})
+        for kind in speeds.keys() - self.gpu_speeds.keys() - set(kinds):
+            raise ValueError(
+                f"gpu.{kind}: no host has such a GPU: {f'there are {in_words(kinds)}' if kinds else 'there are none'}"
+            )
         return Cluster(tuple(hosts), uplinks, speeds)
 
     # --- files
@@ -212,12 +229,12 @@ class Cluster:
         keys = ("hosts", "defaults", "uplinks", "gpu_speeds")
         for key in value:
             if key not in keys:
-                raise ValueError(f"unknown key {key!r}{did_you_mean(key, keys) or f': there are {some(keys)}'}")
-        defaults = _mapping(value.get("defaults"), "defaults", "{cores: 16, rate: 10gbit}")
+                raise ValueError(f"unknown key {key!r}{did_you_mean(key, keys) or f': there are {in_words(keys)}'}")
+        defaults = checked_mapping(value.get("defaults"), "defaults", "{cores: 16, rate: 10gbit}")
         if "name" in defaults:
             raise ValueError("name is each host's own: write it there, not in defaults")
         uplinks = {}
-        for name, told in _mapping(value.get("uplinks"), "uplinks", "{rack1: 40gbit}").items():
+        for name, told in checked_mapping(value.get("uplinks"), "uplinks", "{rack1: 40gbit}").items():
             try:
                 rates = uplink_values(told if isinstance(told, Mapping) else {"rate": told})
                 uplinks[str(name)] = ClusterUplink(name=str(name), **rates)
@@ -225,8 +242,8 @@ class Cluster:
                 raise ValueError(f"uplink {name}: write its rate, such as {name}: 40gbit") from None
             except ValueError as error:
                 raise ValueError(f"uplink {name}: {error}") from None
-        speeds = _mapping(value.get("gpu_speeds"), "gpu_speeds", "{a100: 1.0, t4: 0.3}")
-        hosts = [_host(name, {**defaults, **told}) for name, told in _entries(value.get("hosts"))]
+        speeds = checked_mapping(value.get("gpu_speeds"), "gpu_speeds", "{a100: 1.0, t4: 0.3}")
+        hosts = [_host(name, {**defaults, **told}) for name, told in host_entries(value.get("hosts"))]
         return cls(tuple(hosts), uplinks, {str(kind): read_value("speed", told) for kind, told in speeds.items()})
 
     def to_json(self) -> dict[str, Any]:
@@ -242,23 +259,6 @@ class Cluster:
         Path(path).write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
 
 
-def _entries(told: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Hosts as a list of mappings with a name, or as a mapping by name."""
-    if isinstance(told, Mapping):
-        for name, entry in told.items():
-            yield str(name), _mapping(entry, f"host {name}", "{cores: 16, rate: 10gbit}")
-        return
-    if not isinstance(told, list):
-        raise ValueError("hosts must be a list or a mapping by name: hosts: [{name: h1, cores: 16, rate: 10gbit}]")
-    for number, entry in enumerate(told, start=1):
-        if isinstance(entry, str):
-            yield entry, {}
-        elif isinstance(entry, Mapping) and isinstance(entry.get("name"), str):
-            yield entry["name"], {key: value for key, value in entry.items() if key != "name"}
-        else:
-            raise ValueError(f"host {number}: write a name, or a mapping with name, got {entry!r}")
-
-
 def _host(name: str, told: Mapping[str, Any]) -> ClusterHost:
     try:
         values = host_values(told)
@@ -269,11 +269,3 @@ def _host(name: str, told: Mapping[str, Any]) -> ClusterHost:
         return ClusterHost(name=name, **values)
     except ValueError as error:
         raise ValueError(f"host {name}: {error}") from None
-
-
-def _mapping(value: Any, what: str, example: str) -> Mapping[str, Any]:
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        raise ValueError(f"{what} must be a mapping, such as {example}, got {value!r}")
-    return value

@@ -14,16 +14,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gnnsys.graph import did_you_mean, some
+from gnnsys.graph import did_you_mean, in_words
 from gnnsys.observe import bytes_per_second, parse_size
 
-HOST_KEYS = ("cores", "memory", "gpus", "rate", "rate_in", "rate_out", "speed", "parts", "uplink")
+HOST_KEYS = ("cores", "memory", "gpus", "rate", "rate_in", "rate_out", "speed", "parts", "uplink", "queue")
 LAUNCH_KEYS = ("address", "slots", "user", "port", "python", "workdir")  # of `gnnsys.launch`, kept as they are
 UPLINK_KEYS = ("rate", "rate_in", "rate_out")
+LEAST_RATE = 1000.0  # bytes per second; a number below it lacks a unit
 _ANY_GPU = "gpu"  # the kind of GPUs that are only counted
 
 
@@ -33,7 +34,9 @@ def load_file(path: str | os.PathLike[str]) -> Any:
     try:
         text = file.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise ValueError(f"there is no cluster file {file}") from None
+        raise ValueError(
+            f"there is no cluster file {file}: write one with the hosts' names, cores and rates (docs/profile.md)"
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"the cluster file {file} cannot be read: {error}") from None
     if file.suffix in (".yaml", ".yml"):
@@ -73,6 +76,31 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def host_entries(told: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Hosts as a list of mappings with a name, or as a mapping by name."""
+    if isinstance(told, Mapping):
+        for name, entry in told.items():
+            yield str(name), checked_mapping(entry, f"host {name}", "{cores: 16, rate: 10gbit}")
+        return
+    if not isinstance(told, list):
+        raise ValueError("hosts must be a list or a mapping by name: hosts: [{name: h1, cores: 16, rate: 10gbit}]")
+    for number, entry in enumerate(told, start=1):
+        if isinstance(entry, str):
+            yield entry, {}
+        elif isinstance(entry, Mapping) and isinstance(entry.get("name"), str):
+            yield entry["name"], {key: value for key, value in entry.items() if key != "name"}
+        else:
+            raise ValueError(f"host {number}: write a name, or a mapping with name, got {entry!r}")
+
+
+def checked_mapping(value: Any, what: str, example: str) -> Mapping[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{what} must be a mapping, such as {example}, got {value!r}")
+    return value
+
+
 def host_values(told: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of a `ClusterHost` from keys of the file. `rate` is both directions; `rate_in` and `rate_out` win."""
     values: dict[str, Any] = {}
@@ -82,7 +110,8 @@ def host_values(told: Mapping[str, Any]) -> dict[str, Any]:
             launch[key] = value
         elif key not in HOST_KEYS:
             known = (*HOST_KEYS, *LAUNCH_KEYS)
-            raise ValueError(f"unknown key {key!r}{did_you_mean(key, known) or f': there are {some(HOST_KEYS)}'}")
+            near = did_you_mean(key, known) or f": there are {in_words(HOST_KEYS, most=len(HOST_KEYS))}"
+            raise ValueError(f"unknown key {key!r}{near}")
         elif key == "rate":
             values["rate_in"] = values["rate_out"] = read_rate(key, value)
         else:
@@ -95,7 +124,7 @@ def uplink_values(told: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in sorted(told.items(), key=lambda pair: pair[0] != "rate"):
         if key not in UPLINK_KEYS:
             raise ValueError(
-                f"unknown key {key!r}{did_you_mean(key, UPLINK_KEYS) or f': there are {some(UPLINK_KEYS)}'}"
+                f"unknown key {key!r}{did_you_mean(key, UPLINK_KEYS) or f': there are {in_words(UPLINK_KEYS)}'}"
             )
         for name in ("rate_in", "rate_out") if key == "rate" else (key,):
             values[name] = read_rate(key, value)
@@ -104,9 +133,12 @@ def uplink_values(told: Mapping[str, Any]) -> dict[str, Any]:
 
 def read_rate(key: str, value: Any) -> float:
     try:
-        return bytes_per_second(value)
+        rate = bytes_per_second(value)
     except ValueError as error:
         raise ValueError(f"{key}: {error}") from None
+    if rate < LEAST_RATE and (not isinstance(value, str) or value.strip()[-1].isdigit()):
+        raise ValueError(f"{key}: {value} is {value} bytes per second: write its unit, such as 10gbit or 30MB/s")
+    return rate
 
 
 def read_value(key: str, value: Any) -> Any:
@@ -121,6 +153,14 @@ def read_value(key: str, value: Any) -> Any:
         if not 0 < number < float("inf"):
             raise ValueError(f"{key} must be a number of more than 0, such as 16 or 0.45, got {value!r}")
         return number
+    if key == "queue":
+        try:
+            seconds = float("nan" if isinstance(value, bool) else value)
+        except (TypeError, ValueError):
+            seconds = float("nan")
+        if not 0 <= seconds < float("inf"):
+            raise ValueError(f"queue must be seconds, such as 0.05, got {value!r}")
+        return seconds
     if key == "memory":
         return _read_memory(value)
     if key == "gpus":

@@ -93,6 +93,15 @@ class ExecutionPlan:
         if way == self.chosen:
             self.chosen, self.reason = 0, f"{self.ways[way].name} was chosen, and cannot be gone any more"
 
+    def make_first_plain(self, reason: str) -> None:
+        """The first way turned out to be none: it goes on without sums, products and samples of the host."""
+        before, plain = self.ways[0], self.ways[0].without_patterns()
+        self.ways = (plain, *self.ways[1:])
+        self.passed_over[before.name] = reason
+        self.trial.seconds.pop(0, None)
+        if self.chosen == 0:
+            self.reason = f"{before.name} was chosen, and cannot be gone"
+
     def try_again(self, epoch: int, expected: float, found: float) -> bool:
         """Has ways take turns anew: from `epoch` on a batch takes `found` seconds in place of `expected`.
 

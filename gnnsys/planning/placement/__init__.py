@@ -1,5 +1,6 @@
 """Where parts, trainers and samplers go (DGTP, §V): a first placement (IFS), a search (ETP), and the file of a plan."""
 
+from gnnsys.planning.placement.balanced_placement import balanced_placements, placement_floor
 from gnnsys.planning.placement.baselines import (
     BASELINES,
     all_placements,
@@ -17,7 +18,7 @@ from gnnsys.planning.placement.launch_plan import (
     parse_launch_plan,
     read_launch_plan,
 )
-from gnnsys.planning.placement.place_job import JobPlacer, PlaceOptions, place_job, simulate_plan, steady_iteration
+from gnnsys.planning.placement.place_job import JobPlacer, PlaceOptions, place_job, simulate_plan
 from gnnsys.planning.placement.plan_file import (
     PlacedHost,
     PlacedSampler,
@@ -27,10 +28,14 @@ from gnnsys.planning.placement.plan_file import (
     is_placement_plan,
 )
 from gnnsys.planning.placement.problem import CostBounds, PlacementProblem
+from gnnsys.planning.placement.queued_run import link_use, steady_iteration
 from gnnsys.planning.placement.resources import Resources, TaskCounts
+from gnnsys.planning.placement.search_placements import ANNEALED, TRIES, search_placements
 
 __all__ = [
+    "ANNEALED",
     "BASELINES",
+    "TRIES",
     "CostBounds",
     "Exploration",
     "ExploreSettings",
@@ -49,17 +54,21 @@ __all__ = [
     "SimulatedPlacement",
     "TaskCounts",
     "all_placements",
+    "balanced_placements",
     "distdgl_placement",
     "even_placement",
     "exhaustive",
     "explore",
     "first_placement",
     "is_placement_plan",
+    "link_use",
     "manifest_digest",
     "parse_launch_plan",
     "place_job",
+    "placement_floor",
     "random_placement",
     "read_launch_plan",
+    "search_placements",
     "simulate_plan",
     "steady_iteration",
 ]

@@ -58,13 +58,13 @@ class _Groups:
         return np.concatenate([stores, np.repeat(own, self.counts.samplers_per_worker), samplers, own, workers])
 
 
-def distdgl_placement(problem: PlacementProblem) -> Ints:
-    """Each worker with its samplers on the machine with the fewest workers that has room. Where no machine has,
-    workers and samplers are separated, as few as can be this way."""
+def distdgl_placement(problem: PlacementProblem, *, pack: bool = False) -> Ints:
+    """Each worker with its samplers on the machine with the fewest workers that has room; with `pack`, on the first one
+    that has. Where no machine has, workers and samplers are separated, as few as can be this way."""
     groups = _Groups(problem)
     num_workers = np.zeros(problem.machines.num_machines, dtype=np.int64)
     while len(groups.machine) < problem.counts.num_workers:
-        for machine in np.argsort(num_workers, kind="stable"):
+        for machine in np.arange(len(num_workers)) if pack else np.argsort(num_workers, kind="stable"):
             if groups.seat(int(machine)):
                 num_workers[machine] += 1
                 break

@@ -134,7 +134,10 @@ def what_lacks(resources: Resources, counts: TaskCounts, store_machine: Ints) ->
     for machine, short in zip(resources.machines, left, strict=True):
         if (short < 0).any():
             lacking = int(np.argmin(short))
-            return f"{machine} lacks {_amount(-short[lacking])} {names[lacking]} for the parts that it serves"
+            return (
+                f"{machine} lacks {_amount(-short[lacking])} {names[lacking]} for the parts that it serves: "
+                "give it more, or other hosts some of these parts"
+            )
     for kind, count in enumerate(counts.by_kind):
         if count and not (left >= resources.demand[kind]).all(axis=1).any():
             return _fits_nowhere(resources, left, kind)
@@ -143,10 +146,10 @@ def what_lacks(resources: Resources, counts: TaskCounts, store_machine: Ints) ->
     if (short_of := np.flatnonzero(need > have)).size:
         told = [
             f"{names[r]} lack {_amount(need[r] - have[r])}: {_tasks(counts)} need {_amount(need[r])}, "
-            f"{len(left)} hosts have {_amount(have[r])} behind their parts"
+            f"{len(left)} host{'s have' if len(left) > 1 else ' has'} {_amount(have[r])} beside their parts"
             for r in short_of
         ]
-        return "; ".join(told)
+        return f"{'; '.join(told)}: add hosts, give these more, or ask for less"
     return _short_on_each(resources, counts, left)
 
 
@@ -197,4 +200,4 @@ def _tasks(counts: TaskCounts) -> str:
 
 
 def _amount(value: float) -> str:
-    return f"{value:.6g}"
+    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"

@@ -9,6 +9,7 @@ rendezvous numbers machines as it likes. Whatever is wrong in a file is one line
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import zlib
@@ -18,25 +19,29 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from gnnsys.graph import MANIFEST
-from gnnsys.observe import unique_keys
+from gnnsys.observe import bytes_per_second, format_rate, unique_keys
+from gnnsys.planning.cluster.cluster import Cluster
 from gnnsys.planning.placement.plan_file import PlacedSampler, PlacementPlan, is_placement_plan
 
 _Host = TypeVar("_Host")
 FORMAT, VERSION = "gnnsys-launch-plan", 1
 _KEYS = ("format", "version", "hosts", "parts_digest", "env", "arguments", "seconds_per_epoch", "binds")
-_HOST_KEYS = ("name", "ranks", "parts", "samplers")
+_HOST_KEYS = ("name", "ranks", "parts", "samplers", "rate_in", "rate_out")
 _DIGEST = re.compile(r"[0-9a-f]{8}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedHost:
     """A host that takes part. `parts` are those that it serves; None: as its description and its disk say. `samplers`:
-    processes that it runs, each of which makes batches for one rank."""
+    processes that it runs, each of which makes batches for one rank. `rate_in` and `rate_out`: of its link, bytes per
+    second, for replies that are paced."""
 
     name: str
     num_ranks: int
     parts: tuple[int, ...] | None = None
     samplers: tuple[PlacedSampler, ...] = ()
+    rate_in: float = math.inf
+    rate_out: float = math.inf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +63,16 @@ class LaunchPlan:
     @classmethod
     def from_placement(cls, plan: PlacementPlan) -> LaunchPlan:
         """What is carried out of a placement."""
+        links = {host.name: host for host in Cluster.from_json(plan.cluster)} if plan.cluster else {}
         hosts = [
-            PlannedHost(name=host.name, num_ranks=host.num_trainers, parts=host.parts, samplers=host.samplers)
+            PlannedHost(
+                name=host.name,
+                num_ranks=host.num_trainers,
+                parts=host.parts,
+                samplers=host.samplers,
+                rate_in=links[host.name].rate_in if host.name in links else math.inf,
+                rate_out=links[host.name].rate_out if host.name in links else math.inf,
+            )
             for host in plan.hosts
             if host.num_trainers or host.parts or host.samplers
         ]
@@ -141,6 +154,8 @@ class LaunchPlan:
             own: dict[str, Any] = {} if host.parts is None else {"parts": list(host.parts)}
             if host.samplers:
                 own["samplers"] = [{"host": sampler.host, "trainer": sampler.trainer} for sampler in host.samplers]
+            for way, rate in (("rate_in", host.rate_in), ("rate_out", host.rate_out)):
+                own |= {} if math.isinf(rate) else {way: format_rate(rate)}
             hosts.append({"name": host.name, "ranks": host.num_ranks, **own})
         digest = {} if self.parts_digest is None else {"parts_digest": f"{self.parts_digest:08x}"}
         said = {} if self.seconds_per_epoch is None else {"seconds_per_epoch": self.seconds_per_epoch}
@@ -162,7 +177,9 @@ def read_launch_plan(path: str | os.PathLike[str]) -> LaunchPlan:
     try:
         text = file.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise ValueError(f"there is no plan {file}") from None
+        raise ValueError(
+            f"there is no plan {file}: make one with gnnsys plan PARTS --cluster FILE --profile FILE --out {file}"
+        ) from None
     except OSError as error:
         raise ValueError(f"the plan {file} cannot be read: {error.strerror}") from None
     except ValueError as error:  # bytes that are no text
@@ -241,8 +258,14 @@ def _host(number: int, entry: Any) -> PlannedHost:
     if not isinstance(samplers, list):
         raise ValueError(f'host {name}: "samplers" must be a list, got {samplers!r}')
     placed = tuple(_sampler(name, sampler) for sampler in samplers)
+    rates = {}
+    for way in ("rate_in", "rate_out"):
+        try:
+            rates[way] = bytes_per_second(entry.get(way, math.inf))
+        except ValueError as error:
+            raise ValueError(f"host {name}: {way}: {error}") from None
     return PlannedHost(
-        name=name, num_ranks=cast(int, ranks), parts=None if parts is None else tuple(parts), samplers=placed
+        name=name, num_ranks=cast(int, ranks), parts=None if parts is None else tuple(parts), samplers=placed, **rates
     )
 
 

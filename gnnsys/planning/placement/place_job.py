@@ -10,14 +10,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
+from gnnsys.graph import in_words
 from gnnsys.partition import place_parts
 from gnnsys.planning.cluster.cluster import Cluster
 from gnnsys.planning.cluster.machines_of import machines_of
+from gnnsys.planning.placement.balanced_placement import balanced_placements
 from gnnsys.planning.placement.baselines import distdgl_placement, even_placement
+from gnnsys.planning.placement.descend import descend
 from gnnsys.planning.placement.explore import ExploreSettings, SimulatedPlacement, explore
 from gnnsys.planning.placement.plan_file import (
     PlacedHost,
@@ -28,10 +31,10 @@ from gnnsys.planning.placement.plan_file import (
     check_hosts,
 )
 from gnnsys.planning.placement.problem import PlacementProblem
+from gnnsys.planning.placement.queued_run import MOST_STEPS, settle_late_rows, settle_queues, steady_iteration
 from gnnsys.planning.placement.resources import Ints, Resources
 from gnnsys.planning.profile.job_profile import JobProfile
 from gnnsys.planning.simulation import ClusterMachines, SimulatedRun, simulate
-from gnnsys.planning.simulation.tasks import WORKER
 
 ITERATIONS = 20  # that are simulated of every candidate
 LONGER = 3  # times as many of those that are compared at the end
@@ -40,6 +43,9 @@ WORTH_SAMPLERS = 1.02  # more processes must be so many times as fast
 ANNEALED = (3.0, 1000.0)  # betas: parts, trainers and their traffic leave a host together or not at all
 _NO_LIMIT = 1e18
 _FINALISTS, _RUNNERS_UP = 6, 3
+_MOST_NEIGHBOURS = 400  # of the best finalist that are simulated with their queues, which the search does not know
+_LEAST_NEIGHBOURS = 10
+_PAIRS_SIMULATED = 160_000  # of tasks, in all neighbours: a simulation takes about as long as tasks have flows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +106,7 @@ class JobPlacer:
         capacity = [
             [
                 float(host.num_gpus) if on_gpu else _NO_LIMIT,
-                float(host.launch.get("slots") or _NO_LIMIT),
+                _NO_LIMIT if (slots := host.launch.get("slots")) is None else float(slots),
                 _NO_LIMIT if host.memory is None else host.memory / 1e9,
             ]
             for host in self.cluster
@@ -122,15 +128,28 @@ class JobPlacer:
             by_rank
         ]
         fetching = samplers[:, 0].tolist() if self.samplers else machine_of_rank
-        tasks, demands = self.profile.as_tasks(
-            self.trainers,
-            iterations=max(LONGER * self.options.iterations, 6 * self.profile.ahead),
-            samplers_per_trainer=self.samplers,
-            placement=(stores.tolist(), fetching),
-            shares=shares,
-        )
         in_order = np.concatenate([stores, samplers.reshape(-1), machine_of_rank]).astype(np.int64)
-        return simulate(self.machines, tasks, in_order, demands, self.options.policy)
+        queue = np.array([host.queue for host in self.cluster])
+
+        def simulate_with(late: Sequence[float] | None, step_delays: Sequence[float] | None) -> SimulatedRun:
+            tasks, demands = self.profile.as_tasks(
+                self.trainers,
+                iterations=max(LONGER * self.options.iterations, 6 * self.profile.ahead),
+                samplers_per_trainer=self.samplers,
+                sync="ring" if queue.any() and self.trainers <= MOST_STEPS else "ring-whole",
+                placement=(stores.tolist(), fetching),
+                shares=shares,
+                step_delays=step_delays,
+                late=late,
+            )
+            return simulate(self.machines, tasks, in_order, demands, self.options.policy)
+
+        def with_queues(late: Sequence[float] | None) -> SimulatedRun:
+            return settle_queues(partial(simulate_with, late), machine_of_rank, queue)
+
+        return (
+            with_queues(None) if self.samplers else settle_late_rows(with_queues, self.trainers, self.profile.in_flight)
+        )
 
     # --- between arrays and names
 
@@ -177,6 +196,13 @@ class JobPlacer:
         parts = {part: machine[host.name] for host in hosts for part in host.parts}
         if len(parts) != self.profile.num_parts:
             raise ValueError(f"the plan serves {len(parts)} parts, the profile is of {self.profile.num_parts}")
+        for part, at in parts.items():
+            there = self.cluster.hosts[at].parts
+            if there is not None and part not in there:
+                raise ValueError(
+                    f"the plan has part {part} on {self.names[at]}, whose disk has {in_words(there)}: push it there, "
+                    f"or make another plan"
+                )
         stores = [parts[part] for part in range(len(parts))]
         ranks = [0] * len(self.names)
         for host in hosts:
@@ -235,11 +261,12 @@ class JobPlacer:
         ]
 
     def search(self) -> list[SimulatedPlacement]:
-        """Baselines, what ETP finds from IFS's start with a beta that grows, and from the best of these with one that
-        does not: the fastest first, different ones. `NoPlacement` where nothing fits."""
+        """Baselines, balanced placements, what ETP finds from IFS's start with a beta that grows, and from the best of
+        these with one that does not: the fastest first, different ones. `NoPlacement` where nothing fits."""
         problem, as_run, found = self.problem, self.as_run, list[SimulatedPlacement]()
-        for name, place in (("even", even_placement), ("distdgl", distdgl_placement)):
-            placement = as_run(place(problem))
+        starts = [("even", even_placement(problem)), ("distdgl", distdgl_placement(problem))]
+        for name, start in [*starts, *(("balanced", placement) for placement in balanced_placements(problem))]:
+            placement = as_run(start)
             found.append(SimulatedPlacement(placement, problem.simulate(placement).seconds, name))
         annealed = replace(self.options.search, beta=ANNEALED[0], last_beta=ANNEALED[1], relative=True)
         from_first = explore(problem, annealed, as_run=as_run)
@@ -253,15 +280,18 @@ class JobPlacer:
                 different.append(each)
         return different
 
+    def better_with_queues(self, found: Sequence[SimulatedPlacement]) -> list[SimulatedPlacement]:
+        """What is near the best of these, where links have queues: the search does not know what waits in them."""
+        if not any(host.queue for host in self.cluster):
+            return []
 
-def steady_iteration(run: SimulatedRun) -> float:
-    """Seconds of an iteration once the pipeline is full, and before it runs empty: samplers are `ahead` iterations
-    before trainers, so the first and the last of a simulated run are quicker than others."""
-    ends = run.times.task_end[:, run.tasks.ids(WORKER)].max(axis=1)
-    ahead = min(run.tasks.ahead or 0, (len(ends) - 2) // 3)
-    if len(ends) < 2:
-        return run.seconds
-    return float((ends[-1 - ahead] - ends[ahead]) / (len(ends) - 1 - 2 * ahead))
+        def cost(placement: Ints) -> float:
+            return self.seconds_per_epoch(self.simulate(placement))
+
+        start = min(found, key=lambda each: cost(each.placement)).placement
+        most = max(_LEAST_NEIGHBOURS, min(_MOST_NEIGHBOURS, _PAIRS_SIMULATED // len(start) ** 2))
+        placement = descend(self.problem, start, cost, as_run=self.as_run, most=most, seed=self.options.search.seed)
+        return [SimulatedPlacement(placement, self.problem.simulate(placement).seconds, "descent")]
 
 
 def place_job(
@@ -279,7 +309,7 @@ def place_job(
         placer = JobPlacer(cluster, profile, trainers, samplers, chosen)
         ranked = placer.search()
         kept = ranked[:_FINALISTS] + [each for each in ranked[_FINALISTS:] if each.name in ("even", "distdgl")]
-        for each in kept:
+        for each in kept + placer.better_with_queues(kept):
             run = placer.simulate(each.placement)
             name = each.name if not samplers else f"{each.name}, {samplers} sampler{'s'[: samplers > 1]} per trainer"
             finalists.append((placer.seconds_per_epoch(run), name, placer, run))

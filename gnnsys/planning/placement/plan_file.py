@@ -184,7 +184,9 @@ class PlacementPlan:
         try:
             values = json.loads(file.read_text(encoding="utf-8-sig"))
         except FileNotFoundError:
-            raise ValueError(f"there is no plan {file}") from None
+            raise ValueError(
+                f"there is no plan {file}: make one with gnnsys plan PARTS --cluster FILE --profile FILE --out {file}"
+            ) from None
         except OSError as error:
             raise ValueError(f"the plan {file} cannot be read: {error.strerror}") from None
         except ValueError as error:  # bytes that are no text as well

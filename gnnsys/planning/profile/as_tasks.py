@@ -24,6 +24,11 @@ HEADER_SHARE = 0.01  # of what is sent: headers of packets; and as many bytes co
 _COLD = 8  # batches whose rows are asked for while nothing is kept yet: left out where there are enough others
 
 
+def bytes_on_wire(sent: Any, *, back: Any, messages: Any) -> Any:
+    """What a link carries of so many bytes in so many messages, while `back` bytes come the other way; arrays too."""
+    return sent + HEADER_SHARE * (sent + back) + HEADER_BYTES * messages
+
+
 def as_tasks(
     profile: JobProfile,
     trainers: int,
@@ -35,6 +40,7 @@ def as_tasks(
     placement: tuple[Sequence[int], Sequence[int]] | None = None,
     shares: Sequence[int] | None = None,
     step_delays: Sequence[float] | None = None,
+    late: Sequence[float] | None = None,
 ) -> tuple[TrainingTasks, Demands]:
     """See `JobProfile.as_tasks`."""
     if samplers_per_trainer < 0:
@@ -59,7 +65,11 @@ def as_tasks(
     numbers = list(range(trainers)) if shares is None else list(shares)
     if sorted(numbers) != list(range(trainers)):
         raise ValueError(f"shares must be 0 to {trainers - 1} in some order, got {numbers}")
-    seen = [_seen_from(profile.share(number, trainers), worker, placement) for worker, number in enumerate(numbers)]
+    lateness = [0.0] * trainers if late is None else late
+    seen = [
+        _seen_from(profile.share(number, trainers), worker, placement, lateness[worker])
+        for worker, number in enumerate(numbers)
+    ]
     work = _Work(profile, seen, iterations, per_trainer)
     volume: dict[str, Any] = {
         "graph": work.wire_bytes("bytes_in", "bytes_out"), "request": work.wire_bytes("bytes_out", "bytes_in"),
@@ -67,22 +77,36 @@ def as_tasks(
     }  # fmt: skip
     if samplers_per_trainer:
         volume["batch"] = work.by_sampler("batch_bytes")
+    elsewhere = samplers_per_trainer > 0
     seconds: dict[str, Any] = {
-        "serving": work.serving(), "sampler": work.sampling(), "worker": work.by_trainer("computing")
+        "serving": work.serving(), "sampler": work.sampling(sends=elsewhere),
+        "worker": work.computing(receives=elsewhere),
     }  # fmt: skip
     threads = {"worker": 1.0 if profile.computes_on == "cpu" else 0.0}
-    if step_delays is not None and sync == "ring":
-        seconds["ring"] = np.broadcast_to(np.asarray(step_delays), (2 * trainers - 2, trainers))
+    if step_delays is not None and sync in ("ring", "ring-whole"):
+        seconds["ring"] = _ring_delays(np.asarray(step_delays, dtype=np.float64), sync)
         threads["ring"] = 0.0  # waited, not worked
     return tasks, Demands.of(tasks, iterations, seconds=seconds, volume=volume, threads=threads)
 
 
-def _seen_from(share: ShareProfile, number: int, placement: tuple[Sequence[int], Sequence[int]] | None) -> ShareProfile:
+def _ring_delays(delays: Amounts, sync: str) -> Amounts:
+    """[steps, trainers] from what a message waits on its way to each trainer. A trainer is ready for the message of a
+    step when it has that of the step before, so the slowest way is waited for in every step."""
+    trainers = len(delays)
+    if sync == "ring":
+        return np.broadcast_to(delays, (2 * trainers - 2, trainers))
+    return np.full((1, trainers), (2 * trainers - 2) * delays.max())
+
+
+def _seen_from(
+    share: ShareProfile, number: int, placement: tuple[Sequence[int], Sequence[int]] | None, late: float
+) -> ShareProfile:
     """Flows of a share where it is known who is where: those of parts beside the trainer do not cross a link."""
     if placement is None:
         return share
     machine_of_part, machine_of_trainer = placement
-    return share.seen_from([part for part, m in enumerate(machine_of_part) if m == machine_of_trainer[number]])
+    local = [part for part, m in enumerate(machine_of_part) if m == machine_of_trainer[number]]
+    return share.seen_from(local, late)
 
 
 class _Work:
@@ -98,9 +122,11 @@ class _Work:
         at = cold + np.arange(self._iterations) % (share.num_batches - cold)
         return amounts[at]
 
-    def by_trainer(self, name: str) -> CountedAmount:
-        """[iterations, trainers]"""
-        return CountedAmount(np.stack([self._rows(share, getattr(share, name)) for share in self._shares], axis=1))
+    def computing(self, *, receives: bool) -> CountedAmount:
+        """[iterations, trainers], with the work of receiving a batch where another process has made it."""
+        byte = self._byte if receives else 0.0
+        found = [self._rows(share, share.computing + byte * share.batch_bytes) for share in self._shares]
+        return CountedAmount(np.stack(found, axis=1))
 
     def by_sampler(self, name: str) -> CountedAmount:
         """[iterations, samplers]: each makes its part of every batch."""
@@ -112,19 +138,18 @@ class _Work:
         amounts = []
         for share in self._shares:
             sent, back = getattr(share, name), getattr(share, other_way)
-            headers = HEADER_BYTES * share.requests * (sent > 0)
-            amounts.append(sent + HEADER_SHARE * (sent + back) + headers)
+            amounts.append(bytes_on_wire(sent, back=back, messages=share.requests * (sent > 0)))
         return CountedAmount(self._by_part(amounts))
 
     def serving(self) -> CountedAmount:
         amounts = [share.serving + self._byte * (share.bytes_in + share.bytes_out) for share in self._shares]
         return CountedAmount(self._by_part(amounts))
 
-    def sampling(self) -> CountedAmount:
-        """[iterations, samplers]"""
+    def sampling(self, *, sends: bool) -> CountedAmount:
+        """[iterations, samplers], with the work of sending the batch where it is for another process."""
         found = []
         for share in self._shares:
-            carried = self._byte * (share.bytes_in + share.bytes_out).sum(1)
+            carried = self._byte * ((share.bytes_in + share.bytes_out).sum(1) + (share.batch_bytes if sends else 0.0))
             found.append(self._rows(share, share.sampling + share.fetching + carried))
         return CountedAmount(np.repeat(np.stack(found, axis=1) / self._per_trainer, self._per_trainer, axis=1))
 

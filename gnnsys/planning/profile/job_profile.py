@@ -21,7 +21,7 @@ from gnnsys.seeds import assign_shares
 if TYPE_CHECKING:
     from gnnsys.planning.simulation import Demands, TrainingTasks
 
-FORMAT, VERSION = "gnnsys-job-profile", 1
+FORMAT, VERSION = "gnnsys-job-profile", 2
 MEASURED, COUNTED = "run", "dry"
 
 
@@ -51,7 +51,8 @@ class ByteWork:
 class JobProfile:
     """`shares` are ranges of the seeds, of equal size, in ascending order of ids. `subpart_seeds`: how many seeds each
     subpart has. `part_bytes`: of each part on disk, which is what serving it takes of memory. `ahead`: so many batches
-    are under way beside the one that is trained on. `computes_on`: "cpu", or the kind of GPU. `source`: whether it was
+    are under way beside the one that is trained on. `in_flight`: of so many of them rows are on their way when another
+    one asks for its own, unless rows come late. `computes_on`: "cpu", or the kind of GPU. `source`: whether it was
     counted without a run, or measured in one. `about`: facts for people."""
 
     parts_digest: int  # CRC-32 of the manifest
@@ -64,6 +65,7 @@ class JobProfile:
     byte_work: ByteWork = field(default_factory=ByteWork)
     part_bytes: tuple[int, ...] = ()
     ahead: int = 5
+    in_flight: int = 1
     computes_on: str = "cpu"
     source: str = COUNTED
     about: Mapping[str, Any] = field(default_factory=dict)
@@ -81,6 +83,8 @@ class JobProfile:
             raise ValueError(f"part_bytes must be of {self.num_parts} parts, got {len(self.part_bytes)}")
         if self.batch_size < 1 or self.ahead < 0:
             raise ValueError(f"batch_size {self.batch_size} and ahead {self.ahead} must be at least 1 and 0")
+        if not 0 <= self.in_flight <= self.ahead:
+            raise ValueError(f"in_flight must be from 0 to ahead, which is {self.ahead}, got {self.in_flight}")
 
     # --- what a planner asks
 
@@ -144,6 +148,7 @@ class JobProfile:
         placement: tuple[Sequence[int], Sequence[int]] | None = None,
         shares: Sequence[int] | None = None,
         step_delays: Sequence[float] | None = None,
+        late: Sequence[float] | None = None,
     ) -> tuple[TrainingTasks, Demands]:
         """The job as the simulator runs it, with `trainers` workers: worker i has the i-th range of the seeds, or the
         one that `shares` says (`dealt`): a ring goes from worker to worker in their order.
@@ -153,14 +158,15 @@ class JobProfile:
         `placement`: the machine of each part and of each worker, where they are known: flows that stay on a machine
         then cost nothing to encrypt and carry, and rows are those that are asked for from there. Placements that are
         compared before they are known (`None`) have flows of all parts, of which those that stay are left out by the
-        simulator, with their encryption counted. `step_delays`: with `sync="ring"`, seconds that a small message waits
-        on its way to each worker, in queues of links that others fill; see `queue_delays`.
+        simulator, with their encryption counted. `step_delays`: with a ring, seconds that a small message waits on its
+        way to each worker, in queues of links that others fill; see `queue_delays`. `late`: the share of batches whose
+        rows come late to each worker, none without it (`settle_late_rows`); of a `placement` alone.
         """
         from gnnsys.planning.profile.as_tasks import as_tasks
 
         return as_tasks(
             self, trainers, iterations=iterations, samplers_per_trainer=samplers_per_trainer, sync=sync,
-            servers=servers, placement=placement, shares=shares, step_delays=step_delays,
+            servers=servers, placement=placement, shares=shares, step_delays=step_delays, late=late,
         )  # fmt: skip
 
     def scaled(self, *, work: float = 1.0, step: float = 0.0) -> JobProfile:
@@ -168,7 +174,8 @@ class JobProfile:
         run has shown of the machines (`fit_work`), beside what was timed."""
         if not (work > 0 and step >= 0):
             raise ValueError(f"work must be more than 0 and step at least 0, got {work} and {step}")
-        names = ("sample_seconds", "pull_seconds", "home_pull_seconds", "sampling", "fetching")
+        prefixes = ("", "home_", "late_", "home_late_")
+        names = ("sample_seconds", "sampling", "fetching", *(f"{prefix}pull_seconds" for prefix in prefixes))
         shares = tuple(
             replace(
                 share,
@@ -185,7 +192,7 @@ class JobProfile:
         if digest != self.parts_digest:
             raise ValueError(
                 f"the profile is of parts with the digest {self.parts_digest:08x}, {where} has {digest:08x}: "
-                f"make another with `gnnsys profile {where}`"
+                f"make another with `gnnsys profile` from the same parts"
             )
 
     def report(self) -> str:
@@ -227,6 +234,7 @@ class JobProfile:
             "batch_size": self.batch_size,
             "part_bytes": list(self.part_bytes),
             "ahead": self.ahead,
+            "in_flight": self.in_flight,
             "computes_on": self.computes_on,
             "gradients": {
                 "dense": self.gradients.dense,
@@ -247,7 +255,8 @@ class JobProfile:
             raise ValueError(f"version {value.get('version')!r} is not understood: make it anew with `gnnsys profile`")
         known = (
             "format", "version", "source", "parts_digest", "num_parts", "trainers_per_part", "subpart_seeds",
-            "batch_size", "part_bytes", "ahead", "computes_on", "gradients", "byte_work", "about", "shares",
+            "batch_size", "part_bytes", "ahead", "in_flight", "computes_on", "gradients", "byte_work", "about",
+            "shares",
         )  # fmt: skip
         for key in value:
             if key not in known:
@@ -272,6 +281,7 @@ class JobProfile:
                 byte_work=ByteWork(**{key: float(told) for key, told in value["byte_work"].items()}),
                 part_bytes=tuple(int(size) for size in value["part_bytes"]),
                 ahead=int(value["ahead"]),
+                in_flight=int(value["in_flight"]),
                 computes_on=str(value["computes_on"]),
                 source=str(value["source"]),
                 about=dict(value["about"]),

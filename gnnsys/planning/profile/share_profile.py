@@ -3,7 +3,8 @@
 Shares are ranges of the train ids in ascending order, as `gnnsys.split` cuts them whatever the placement is. Flows are
 by owner part; those of parts that turn out to be on the trainer's own machine do not cross a link. How many rows are
 asked for depends a little on the placement: a trainer keeps as many rows as its batches have remote ones. So rows are
-counted twice, for a trainer with no part on its machine, and for one with the parts that most of its seeds are in.
+counted for a trainer with no part on its machine, and for one with the parts that most of its seeds are in. Where
+rows come late, more batches are under way, which share more of them: so each is counted for rows in time, and late.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ Amounts = npt.NDArray[np.float64]
 
 HOME_SHARE = 0.25  # of a share's seeds: parts with as many are its home
 
+PULLED = ("pull_out", "pull_in", "pull_seconds")  # what depends on where the trainer is, and on how late rows come
+
 # By batch and owner part.
 FLOWS = (
     "rows",  # that the batch needs; fewer are asked for, where others were in flight or were kept
@@ -32,6 +35,12 @@ FLOWS = (
     "home_pull_out",  # the same three where the parts of most seeds (`home`) are on the trainer's machine
     "home_pull_in",
     "home_pull_seconds",
+    "late_pull_out",  # the same three, and those at home, where rows come late
+    "late_pull_in",
+    "late_pull_seconds",
+    "home_late_pull_out",
+    "home_late_pull_in",
+    "home_late_pull_seconds",
     "requests",  # messages
 )
 # By batch.
@@ -62,6 +71,12 @@ class ShareProfile:
     home_pull_out: Amounts
     home_pull_in: Amounts
     home_pull_seconds: Amounts
+    late_pull_out: Amounts
+    late_pull_in: Amounts
+    late_pull_seconds: Amounts
+    home_late_pull_out: Amounts
+    home_late_pull_in: Amounts
+    home_late_pull_seconds: Amounts
     requests: Amounts
     seeds: Amounts
     nodes: Amounts
@@ -117,14 +132,18 @@ class ShareProfile:
         """As it is for a trainer that has the parts of `home` on its machine, and no others."""
         return self.seen_from(self.home)
 
-    def seen_from(self, local: Sequence[int]) -> ShareProfile:
+    def seen_from(self, local: Sequence[int], late: float = 0.0) -> ShareProfile:
         """As it is for a trainer with the parts `local` on its machine: nothing of them crosses a link, but all of it
-        is done. Rows are those that were counted at home where home is among them, else those without a part."""
+        is done. Rows are those that were counted at home where home is among them, else those without a part.
+        `late`: the share of its batches whose rows come late."""
         away = np.ones(self.num_parts)
         away[list(local)] = 0.0
         at_home = bool(self.home) and set(self.home) <= set(local)
         prefix = "home_" if at_home else ""
-        pulled = {name: getattr(self, f"{prefix}{name}") * away for name in ("pull_out", "pull_in", "pull_seconds")}
+        pulled = {
+            name: away * ((1 - late) * getattr(self, f"{prefix}{name}") + late * getattr(self, f"{prefix}late_{name}"))
+            for name in PULLED
+        }
         pulled["pull_seconds"] = pulled["pull_seconds"] + self.local_cost * self.pull_seconds * (1 - away)
         sampled = {name: getattr(self, name) * away for name in ("sample_out", "sample_in")}
         cost = away + self.local_cost * (1 - away)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gnnsys.planning.simulation.machines import Ints
-from gnnsys.planning.simulation.tasks import EDGE_KINDS, TASK_KINDS
+from gnnsys.planning.simulation.tasks import EDGE_KINDS, RING, TASK_KINDS
 
 if TYPE_CHECKING:
     from gnnsys.planning.simulation.simulate import SimulatedRun
@@ -133,6 +133,8 @@ def _words(run: SimulatedRun, key: tuple[str, int]) -> str:
         return f"the cores of {where}"
     if what == "threads":
         return f"the threads of the graph server on {where}"
+    if what == RING:
+        return f"messages of the all-reduce to {where}"
     return f"work of {what}s on {where}"
 
 

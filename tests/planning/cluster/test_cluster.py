@@ -93,6 +93,8 @@ HOST = {"name": "h1", "cores": 4, "rate": "1gbit"}
         ([{"name": "h1", "cores": 2}], "host h1: rate is missing"),
         ([{"name": "h1", "cores": 2, "rate_in": "1gbit"}], "host h1: rate is missing"),
         ([{**HOST, "cores": 0}], "host h1: cores must be a number of more than 0"),
+        ([{**HOST, "queue": "50ms"}], "host h1: queue must be seconds, such as 0.05, got '50ms'"),
+        ([{**HOST, "queue": -1}], "host h1: queue must be seconds"),
         ([{**HOST, "cores": True}], "host h1: cores must be a number of more than 0"),
         ([{**HOST, "memory": "lots"}], "host h1: memory: a size must look like"),
         ([{**HOST, "memory": 0}], "host h1: memory must be more than 0"),

@@ -5,7 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gnnsys.planning import Cluster, Demands, JobGradients, ShareProfile, TrainingTasks, fit_work, machines_of, simulate
+from gnnsys.planning import (
+    Cluster,
+    Demands,
+    JobGradients,
+    ShareProfile,
+    TrainingTasks,
+    fit_work,
+    machines_of,
+    queue_delays,
+    simulate,
+)
 from tests.planning.profile.profiles import made_profile
 
 
@@ -127,6 +137,32 @@ def test_small_messages_of_a_ring_wait_where_links_are_in_use() -> None:
         seconds.append(run.seconds)
     assert seconds[1] - seconds[0] >= 8 * 0.25  # at least once in every iteration
     assert not demands.threads[tasks.ids("ring")].any()  # waited, not worked
+
+
+def test_a_ring_of_one_step_waits_as_long_as_one_of_many_steps() -> None:
+    """Where nothing but the messages takes time, the slowest way is what all wait for, in each of six steps."""
+    profile = made_profile(4, gradients=JobGradients(dense=0.0))
+    cluster = Cluster.from_json([{"name": f"h{n}", "cores": 400, "rate": "unlimited"} for n in range(4)])
+    waited = []
+    for sync in ("ring", "ring-whole"):
+        found = []
+        for delays in (None, [5.0, 0.0, 10.0, 1.0]):
+            tasks, demands = profile.as_tasks(4, iterations=8, sync=sync, step_delays=delays)
+            run = simulate(machines_of(cluster), tasks, [0, 1, 2, 3, 0, 1, 2, 3], demands)
+            found.append(run.seconds)
+        waited.append(found[1] - found[0])
+    assert waited[0] == pytest.approx(waited[1], rel=0.01) and waited[0] == pytest.approx(8 * 6 * 10, rel=0.01)
+
+
+def test_messages_wait_in_queues_of_both_ends_and_for_a_round_trip() -> None:
+    quiet, full = [0.0, 0.0, 0.0], [1.0, 0.0, 0.0]
+    queue = [0.05, 0.05, 0.0]
+    assert queue_delays([0, 1, 2], quiet, quiet, queue) == [0.0, 0.0, 0.0]
+    assert queue_delays([0, 1, 2], full, quiet, queue) == queue_delays([0, 1, 2], quiet, full, queue) == [0.05, 0.05, 0]
+    assert queue_delays([0, 1, 2], full, full, queue) == [0.1, 0.1, 0.0]
+    assert queue_delays([0, 0, 0], full, full, queue) == [0.0, 0.0, 0.0]  # nothing leaves the machine
+    half = queue_delays([0, 1, 2], [0.5, 0, 0], quiet, queue)
+    assert 0 < half[0] < 0.05 / 2  # a link that is in use for half of the time has less than half a queue
 
 
 @pytest.mark.parametrize(("work", "step"), [(0.6, 0.01), (1.7, 0.0), (1.0, 0.002)])

@@ -57,6 +57,17 @@ def test_at_home_nothing_crosses_a_link_from_there_but_is_served_all_the_same() 
     np.testing.assert_array_equal(cheap.sample_seconds[:, [0, 2]], share.sample_seconds[:, [0, 2]])
 
 
+def test_of_late_rows_those_that_were_counted_so_are_taken_in_their_share() -> None:
+    share = made_share(3, home=1)
+    for local, prefix in (((1,), "home_"), ((0,), "")):
+        in_time, late, mixed = (share.seen_from(local, part) for part in (0.0, 1.0, 0.25))
+        away = [part for part in range(3) if part not in local]
+        np.testing.assert_array_equal(in_time.pull_in[:, away], getattr(share, f"{prefix}pull_in")[:, away])
+        np.testing.assert_array_equal(late.pull_in[:, away], getattr(share, f"{prefix}late_pull_in")[:, away])
+        np.testing.assert_allclose(mixed.pull_in, 0.75 * in_time.pull_in + 0.25 * late.pull_in)
+        np.testing.assert_array_equal(mixed.sample_in, in_time.sample_in)
+
+
 @pytest.mark.parametrize(("trainers", "steps"), [(1, 30), (3, 10), (4, 8), (300, 1), (1000, 1)])
 def test_an_epoch_has_as_many_steps_as_the_largest_share_needs(trainers: int, steps: int) -> None:
     assert made_profile(3).batches_per_epoch(trainers) == steps
@@ -108,6 +119,8 @@ def damaged(change: Any) -> dict[str, Any]:
     [
         (lambda v: v.update(format="x"), "it is no job profile"),
         (lambda v: v.update(version=99), "version 99 is not understood"),
+        (lambda v: v.update(version=1), "version 1 is not understood: make it anew with `gnnsys profile`"),
+        (lambda v: v.update(in_flight=6), "in_flight must be from 0 to ahead, which is 5, got 6"),
         (lambda v: v.update(batchsize=3), "unknown key 'batchsize': did you mean 'batch_size'?"),
         (lambda v: v.pop("ahead"), "ahead is missing"),
         (lambda v: v.update(shares=[]), "at least one share"),
