@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from gnnsys import explain as explain
     from gnnsys import fullgraph as fullgraph
     from gnnsys import graph as graph
+    from gnnsys import jobs as jobs
     from gnnsys import launch as launch
     from gnnsys import loader as loader
     from gnnsys import metrics as metrics
@@ -127,6 +128,7 @@ _ROOMS = (
     "explain",
     "fullgraph",
     "graph",
+    "jobs",
     "lab",
     "launch",
     "loader",

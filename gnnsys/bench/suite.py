@@ -22,17 +22,19 @@ SUITES = (
     "ops", "loader", "partition", "store", "pipeline", "dist", "fullgraph", "gpu", "samplers", "links", "typed",
     "execution", "plan", "jobs",
 )  # fmt: skip
+LAB = ("lab/", "pacing/")  # what names of cases begin with that run on the lab, in suites where others do not
 
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteOptions:
-    """`only` keeps the cases whose name contains it, or one of several with | between them; `quick` uses small sizes
-    and judges nothing.
+    """`only` keeps the cases whose name contains it, or one of several with | between them; `lab` those alone that run
+    on the cluster in a box. `quick` uses small sizes and judges nothing.
 
     `cache` is a folder for what is worth keeping between runs; `settings` are the suite's own, by name.
     """
 
     only: str | None = None
+    lab: bool = False
     quick: bool = False
     rounds: RoundLimits = field(default_factory=RoundLimits)
     cache: Path | None = None
@@ -60,7 +62,7 @@ def run_suite(
     report = Report(name, options.quick)
     sizes = QUICK if options.quick else FULL
     with Workload(sizes, cache=options.cache, settings=options.settings) as workload:
-        selected = _select(benchmarks, workload, options.only)
+        selected = _select(benchmarks, workload, options)
         show(table.header())
         for case in selected:
             try:
@@ -82,11 +84,16 @@ def run_suite(
 def units_of(benchmarks: Sequence[Benchmark], options: SuiteOptions) -> dict[str, Unit]:
     """The selected cases by name, with what their figures are; nothing is run."""
     with Workload(QUICK if options.quick else FULL, cache=options.cache, settings=options.settings) as workload:
-        return {case.name: case.unit for case in _select(benchmarks, workload, options.only)}
+        return {case.name: case.unit for case in _select(benchmarks, workload, options)}
 
 
-def _select(benchmarks: Sequence[Benchmark], workload: Workload, only: str | None) -> list[Case]:
+def _select(benchmarks: Sequence[Benchmark], workload: Workload, options: SuiteOptions) -> list[Case]:
     cases = [case for benchmark in benchmarks for case in benchmark(workload)]
+    if options.lab:
+        cases = [case for case in cases if case.name.startswith(LAB)]
+        if not cases:
+            raise ValueError(f"--lab: no case of this suite begins with {LAB[0]}")
+    only = options.only
     selected = [case for case in cases if only is None or any(part in case.name for part in only.split("|"))]
     if not selected:
         raise ValueError(f"--only {only!r} matches none of: {', '.join(case.name for case in cases)}")

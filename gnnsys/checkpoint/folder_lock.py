@@ -1,4 +1,5 @@
-"""Only one job at a time saves to a folder of checkpoints. The file `.owner` names its process.
+"""Only one job at a time saves to a folder of checkpoints. The file `.owner` names its process. The service of a queue
+of jobs owns its folder by the same rule.
 
 A job that finds such a file looks the process up. If it was on this host and is gone, the new job takes over at once.
 If it was on a host or in a container where the new job has no machine, only its heartbeat, the file's modification
@@ -26,6 +27,10 @@ BEAT_SECONDS = 5.0
 LEASE_SECONDS = 30.0  # a job that cannot be looked up counts as gone after this long without a beat
 _LOOK_SECONDS = 0.25
 _TRIES = 20
+_REFUSAL = (
+    "{folder} is where another job that still runs saves its checkpoints ({other}): give each job a folder of its own, "
+    "or end that one"
+)
 
 
 @dataclass(frozen=True)
@@ -66,9 +71,14 @@ class Process:
 
 
 class FolderLock:
-    """A job's lock on a folder, on one machine, from its first save to its end. `job` is the same on all machines."""
+    """A job's lock on a folder, on one machine, from its first save to its end. `job` is the same on all machines.
 
-    def __init__(self, folder: Path, job: str) -> None:
+    `refusal` is what another job is told, with {folder} and {other}. With `is_strict` another job of this same process
+    is another one too.
+    """
+
+    def __init__(self, folder: Path, job: str, refusal: str = _REFUSAL, is_strict: bool = False) -> None:
+        self._refusal, self._is_strict = refusal, is_strict
         self._folder, self._path, self._this = folder, folder / OWNER, Process.this(job)
         self._seen: tuple[Process, int, float] | None = None  # another job's process, its beat, when first seen
         self._dead: list[Process] = []  # known to be gone, from machines that can look them up
@@ -104,10 +114,7 @@ class FolderLock:
         for _ in range(_TRIES):
             other = self.other()
             if other is not None:
-                raise ValueError(
-                    f"{self._folder} is where another job that still runs saves its checkpoints ({other}): give each "
-                    "job a folder of its own, or end that one"
-                )
+                raise ValueError(self._refusal.format(folder=self._folder, other=other))
             found, _ = self._read()
             if found is not None and self._is_ours(found):
                 return
@@ -132,7 +139,7 @@ class FolderLock:
     # -- the file of another job ------------------------------------------------------------------------------------
 
     def _is_ours(self, found: Process) -> bool:
-        return found.job == self._this.job or found.is_same(self._this)
+        return found.job == self._this.job or (not self._is_strict and found.is_same(self._this))
 
     def _has_beaten(self, found: Process, beat: int) -> bool | None:
         """Whether the file's time has changed since it was first seen; None if it is too early to tell."""

@@ -225,6 +225,21 @@ def test_only_that_matches_nothing_is_refused_with_the_names_there_are():
         run_suite("test", [two_cases], SuiteOptions(only="delta"), show=lambda line: None)
 
 
+def test_lab_selects_what_runs_on_the_lab_and_only_among_it():
+    def with_lab(work: Workload) -> Iterator[Case]:
+        yield from two_cases(work)
+        for name in ("lab/one", "lab/two"):
+            sides = {OURS: Side(lambda: None), "peer": Side(lambda: None)}
+            yield Case(name, milliseconds(), lambda sides=sides: sides, (Versus(("peer",)),), repeats=1)
+
+    report = run_suite("test", [with_lab], SuiteOptions(lab=True), show=lambda line: None)
+    assert [row.name for row in report.rows] == ["lab/one", "lab/two"]
+    report = run_suite("test", [with_lab], SuiteOptions(lab=True, only="two"), show=lambda line: None)
+    assert [row.name for row in report.rows] == ["lab/two"]
+    with pytest.raises(ValueError, match="--lab: no case of this suite begins with lab/"):
+        run_suite("test", [two_cases], SuiteOptions(lab=True), show=lambda line: None)
+
+
 def test_a_case_that_raises_is_reported_and_the_others_still_run():
     report = run_suite("test", [broken_case, two_cases], SuiteOptions(), show=lambda line: None)
     assert [row.name for row in report.rows] == ["gamma", "alpha/one", "beta/two"]

@@ -2,7 +2,9 @@
 
 import pytest
 
-from gnnsys.bench.jobs.estimates import KINDS, SMALL, estimated_jobs, measured_peaks, traced_peaks
+from gnnsys.bench.case import NotHere
+from gnnsys.bench.jobs.estimates import LIMITS, estimated_jobs, explained_jobs, measured_peaks, traced_peaks
+from gnnsys.bench.jobs.table_four import GRAPHS, KINDS, LAYERS, SMALL, grid
 from gnnsys.bench.workload import QUICK, Workload
 
 
@@ -18,10 +20,28 @@ def test_an_estimate_for_a_device_needs_none():
     assert 32 << 20 < found.allocated < found.reserved
 
 
-def test_every_job_has_a_row_of_megabytes_and_one_that_is_judged():
+def test_the_full_grid_is_every_model_on_every_graph_of_the_paper_in_every_depth():
+    jobs = list(grid(is_full=True))
+    assert len(jobs) == len({job.name for job in jobs}) == 2 * len(KINDS) * len(GRAPHS) * len(LAYERS) == 352
+
+
+def test_every_job_has_rows_of_megabytes_and_one_that_is_judged_and_every_model_a_summary():
     with Workload(QUICK) as work:
-        cases = list(estimated_jobs(work))
+        cases = [*estimated_jobs(work), *explained_jobs(work)]
     names = [case.name for case in cases]
     assert len(set(names)) == len(names)
-    judged = [case for case in cases if case.versus[0].target is not None]
-    assert len(judged) == len(cases) // 2 and len(cases) >= 2 * len(KINDS)
+    judged = [case.name for case in cases if case.versus[0].target is not None]
+    models = len({name.split(",")[0] for name in names if name.endswith(", allocated")})
+    groups = models + models // len(KINDS) + 1  # models, libraries, all
+    assert len([name for name in judged if name.endswith("allocated off by")]) == models
+    assert len([name for name in judged if "over all" in name]) == groups * len(LIMITS)
+
+
+def test_a_summary_is_of_the_jobs_that_ran():
+    with Workload(QUICK) as work:
+        cases = {case.name: case for case in estimated_jobs(work)}
+        summary = cases["jobs/estimate/gnnsys/GCN/over all: allocated, worst"]
+        with pytest.raises(NotHere, match="none of these jobs ran"):
+            summary.sides()["gnnsys"].call()
+        cases["jobs/estimate/gnnsys/GCN, small2, allocated"].sides()["gnnsys"].call()
+        assert summary.sides()["gnnsys"].call() == 0.01, "exact"

@@ -134,6 +134,7 @@ def test_the_name_of_a_suite_without_the_word_before_it_is_told(capsys):
     ("words", "message"),
     [
         (["suite", "one-machine", "--kind", "scaling"], "bench suite does not take --kind; it takes: --out, --only"),
+        (["suite", "one-machine", "--lab"], "bench suite does not take --lab"),
         (["suite", "one-machine", "--quick"], "bench suite does not take --quick"),
         (["suite", "one-machine", "--tolerance", "0"], "bench suite does not take --tolerance"),
         (["compare", "a", "b", "--out", "c"], "bench compare does not take --out; it takes: --tolerance, --json"),

@@ -23,20 +23,25 @@ DEADLINE = 300  # seconds for a job, of which starting its processes takes most
 
 # Trains models in one session, and the first again with checkpoints
 PROGRAM = f"""
-import functools, os, signal, sys
+import functools, os, signal, sys, time
+from pathlib import Path
 sys.path.insert(0, {str(EXAMPLES)!r})
 import torch
 import full_graph, gnnsys, gnnsys.comm.rank_exchange
 gnnsys.comm.rank_exchange._LEAVE_SECONDS = 120  # others that end with a rank may be late
 
 def kill_one():
-    # Rank 1 is killed in the fourth epoch from now, when first bins are on their way, unless this is its second life
+    # Rank 1 is killed in the fourth epoch from now, when first bins are on their way and the second epoch's checkpoint,
+    # which a thread writes, is there; unless this is its second life
     forward, train, epochs, bins = torch.nn.ReLU.forward, full_graph.HybridParallel.train, [0], [0]
     is_mine = os.environ["RANK"] == "1" and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
     @functools.wraps(forward)
     def ends(self, rows):
         bins[0] += epochs[0] == 4
         if is_mine and bins[0] == 3:
+            until = time.monotonic() + {DEADLINE / 3}
+            while not any(Path(folder).glob("step-*")) and time.monotonic() < until:
+                time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
         return forward(self, rows)
     def counted(self, mode=True):

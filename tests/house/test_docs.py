@@ -75,6 +75,7 @@ PAGES = {
         python=9,
         prints=("src must be in [0, 2), got 2 at position 2",),
     ),
+    "docs/jobs.md": Setup(python=2, prints=("['queued', 'queued', 'queued', 'queued']",)),
     "docs/launch.md": Setup(python=1, prints=("{'python': '3.",)),
     "docs/layers.md": Setup(needs=("torch_geometric",), python=3),
     "docs/loaders.md": Setup(
@@ -91,6 +92,7 @@ PAGES = {
         ),
         programs=("gnnsys", "gnnsys"),
     ),
+    "docs/policies.md": Setup(python=1, prints=("[76.0]\n[602.0]\n",)),
     "docs/samplers.md": Setup(
         python=9,
         prints=(

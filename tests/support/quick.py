@@ -16,7 +16,7 @@ FILES: dict[str, tuple[str, ...]] = {  # by room; seconds each on one core at mo
     "bench": ("test_frame.py",),
     "checkpoint": ("test_names.py", "test_states.py"),
     "cli": ("test_inspect.py", "test_progress.py"),
-    "comm": ("test_address.py", "test_fair_queue.py", "test_wire.py"),
+    "comm": ("test_address.py", "test_fair_queue.py", "test_reply_pacing.py", "test_wire.py"),
     "cuda": ("test_capture.py",),  # skipped without a device
     "dgl": ("test_dgl.py",),
     "doctor": ("test_machine.py", "test_software.py"),
@@ -24,6 +24,14 @@ FILES: dict[str, tuple[str, ...]] = {  # by room; seconds each on one core at mo
     "fullgraph": ("test_plan.py", "test_use.py"),
     "graph": ("test_convert.py", "test_graph.py", "test_manifest.py", "test_npy.py"),
     "house": ("test_architecture.py", "test_names.py", "test_rooms.py"),
+    "jobs/policies": (
+        "test_continuous.py",
+        "test_groups.py",
+        "test_policies.py",
+        "test_sharing.py",
+        "test_sharing_watch.py",
+    ),
+    "jobs": ("test_queue.py", "test_shared_graphs.py"),
     "lab": ("test_control_groups.py",),
     "launch": ("test_hosts.py", "test_kubernetes.py"),
     "loader": ("test_hetero.py", "test_inputs.py", "test_link_loader.py", "test_stages.py"),

@@ -6,7 +6,7 @@
 GROUPS: dict[str, tuple[str, ...]] = {
     "start here": ("demo", "info", "doctor"),
     "prepare data": ("partition", "inspect", "push"),
-    "run": ("profile", "plan", "simulate", "estimate", "launch", "serve", "assist"),
+    "run": ("profile", "plan", "simulate", "estimate", "launch", "jobs", "serve", "assist"),
     "measure": ("bench",),
     "in your shell": ("completion",),
 }

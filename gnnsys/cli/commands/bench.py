@@ -19,8 +19,8 @@ OPTIONS: dict[str, tuple[str, ...]] = {  # what each use of the command reads; "
     "suite": ("out", "only", "retry", "check", "cache", "hosts", "slurm", "ssh"),
     "compare": ("tolerance", "json"),
     "plot": ("kind", "out"),
-    "": ("only", "quick", "scale", "cache", "set", "json", "check", "against"),
-    "--against": ("against", "rounds", "only", "quick", "scale", "cache", "set", "json"),
+    "": ("only", "quick", "scale", "cache", "set", "json", "check", "against", "lab"),
+    "--against": ("against", "rounds", "only", "quick", "scale", "cache", "set", "json", "lab"),
 }
 
 
@@ -33,14 +33,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(training on the whole graph across hosts of the lab; needs root), samplers (what each costs and what a model "
         "learns by it; lab/ needs root), links (ranks among all nodes, negatives; lab/ needs root), typed (layers of "
         "typed graphs; embeddings/ needs root), execution (loaders that plan), plan (jobs that are simulated before "
-        "they run), jobs (memory of training jobs) or gpu (kernels, sampling and epochs on a GPU); or, with files, "
-        "suite FILE (a matrix of training jobs), compare BEFORE AFTER (results, with a verdict each) or plot RESULTS "
-        "(pictures of a suite)",
+        "they run; lab/ needs root), jobs (memory and queues of training jobs) or gpu (kernels, sampling and epochs on "
+        "a GPU); or, with files, suite FILE (a matrix of training jobs), compare BEFORE AFTER (results, with a verdict "
+        "each) or plot RESULTS (pictures of a suite)",
     )
     parser.add_argument(
         "files", metavar="FILE", nargs="*", type=Path, help="of suite, compare and plot; written before options"
     )
     parser.add_argument("--only", metavar="NAME", help="only cases whose name contains NAME (A|B: A or B)")
+    parser.add_argument(
+        "--lab",
+        action="store_true",
+        help="of plan, samplers and links: only what runs on the lab (needs root)",
+    )
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works; targets not judged")
     parser.add_argument("--scale", choices=("small", "full"), help="small: the same as --quick")
     parser.add_argument(
@@ -51,8 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         action="append",
         default=[],
-        help="a setting of `bench dist`, `bench fullgraph` or the jobs of `samplers`, `links` and `typed`, such as "
-        "num_features=256, hosts=2 or cpu=0.9; may be repeated",
+        help="a setting of `bench dist`, `bench fullgraph`, `bench jobs` or the jobs of `samplers`, `links` and "
+        "`typed`, such as num_features=256, hosts=2 or epochs=50; may be repeated",
     )
     parser.add_argument("--json", metavar="FILE", type=Path, help="write rows, samples, hardware and versions to FILE")
     parser.add_argument(
@@ -86,6 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from gnnsys.bench import SUITES, SuiteOptions, check_machine, load_suite, run_suite, shipped_suites
     from gnnsys.cli.bench_files import WITH_FILES
+    from gnnsys.lab import available as lab_available
 
     if args.suite in (*WITH_FILES, *SUITES):
         check_options(args)
@@ -97,10 +103,13 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"bench {args.suite} takes no files, got {args.files[0]}; {', '.join(WITH_FILES)} do")
     benchmarks = load_suite(args.suite)
     check_machine(args.suite)
+    if args.lab and (reason := lab_available()):
+        raise ValueError(f"--lab: {reason}")
     if args.json is not None and not args.json.absolute().parent.is_dir():
         raise ValueError(f"--json {args.json}: the folder {args.json.parent} does not exist")
     options = SuiteOptions(
         only=args.only,
+        lab=args.lab,
         quick=args.quick or args.scale == "small",
         cache=args.cache,
         settings=_settings(args.suite, args.set),
@@ -134,6 +143,7 @@ def _run_against(args: argparse.Namespace, options: SuiteOptions) -> int:
 
     told = [args.suite]
     told += [] if args.only is None else ["--only", args.only]
+    told += ["--lab"] if options.lab else []
     told += ["--quick"] if options.quick else []
     told += [] if args.cache is None else ["--cache", str(args.cache.absolute())]
     told += [word for text in args.set for word in ("--set", text)]
@@ -155,7 +165,7 @@ def _run_against(args: argparse.Namespace, options: SuiteOptions) -> int:
 
 
 def _settings(suite: str, texts: list[str]) -> dict[str, str]:
-    with_settings = ("dist", "fullgraph", "samplers", "links", "typed")
+    with_settings = ("dist", "fullgraph", "samplers", "links", "typed", "jobs")
     if texts and suite not in with_settings:
         *most, last = (f"`bench {name}`" for name in with_settings)
         raise ValueError(f"--set is for {', '.join(most)} and {last}: {suite} has no settings")

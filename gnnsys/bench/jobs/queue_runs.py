@@ -1,0 +1,201 @@
+"""A queue of jobs run for real by a service, one way or another, and what became of it.
+
+Workers are warm before the clock starts, where they are warm at all: each has run a job with the same layers. All jobs
+are submitted at once. Their memory is estimated before, once for all sides, and given with each job; how long that took
+is a row of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gnnsys.bench.case import NotHere
+from gnnsys.bench.jobs.device_watch import DeviceWatch
+from gnnsys.jobs import FifoPolicy, JobService, JobTimes, Queue
+from gnnsys.planning import estimate_memory, find_job
+
+SAFETY = 1.15  # V-C
+RUN_SECONDS = 420.0
+_MOST_ESTIMATORS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueSide:
+    """One way to run a queue. `uses_estimates=False`: jobs start whatever they take, as without a queue. `sharing` is
+    "mps", "slices", or "auto": MPS where it is to be had. `threads` of each worker; None: its share of the cores."""
+
+    policy: str = "fifo"
+    workers: int = 1
+    is_warm: bool = True
+    uses_estimates: bool = True
+    sharing: str = "auto"
+    threads: int | None = None
+
+
+@dataclass(frozen=True)
+class QueueRun:
+    """Seconds, of jobs in the order of their submission. `busy` in percent and `used` in bytes are the driver's."""
+
+    times: tuple[JobTimes, ...]
+    busy: float | None = None
+    used: int | None = None
+
+    @property
+    def start(self) -> float:
+        return min(job.submitted for job in self.times)
+
+    @property
+    def end(self) -> float:
+        return max(job.ended or job.submitted for job in self.times)
+
+    @property
+    def makespan(self) -> float:
+        return self.end - self.start
+
+    @property
+    def completion(self) -> float:
+        return statistics.mean(job.completion or 0.0 for job in self.times)
+
+    @property
+    def queueing(self) -> float:
+        return statistics.mean(job.queueing or 0.0 for job in self.times)
+
+    @property
+    def to_first_step(self) -> float:
+        """From a job's start to the end of its first step, the median."""
+        known = [job.first_step - job.started for job in self.times if job.first_step and job.started]
+        return statistics.median(known) if known else 0.0
+
+    @property
+    def num_out_of_memory(self) -> int:
+        """Runs that ended so, whether or not the job ended well when it was run again alone."""
+        return sum(job.attempts - 1 for job in self.times) + sum("out of memory" in job.error for job in self.times)
+
+    def known_busy(self) -> float:
+        """NotHere where nobody tells."""
+        if self.busy is None:
+            raise NotHere("nvidia-smi tells nothing here")
+        return self.busy
+
+    def check(self) -> QueueRun:
+        """RuntimeError where a job failed."""
+        failed = [job for job in self.times if str(job.state) != "done"]
+        if failed:
+            raise RuntimeError(f"{len(failed)} of {len(self.times)} jobs failed, the first with: {failed[0].error}")
+        return self
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueuedCall:
+    """A job to submit."""
+
+    target: str
+    arguments: Mapping[str, Any]
+    memory: int | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class TimedEstimates:
+    """Bytes by job, with safety, and how many seconds of one core it took to find them."""
+
+    memory: tuple[int, ...]
+    seconds: float
+
+
+def estimate_calls(calls: Sequence[QueuedCall], device: str) -> TimedEstimates:
+    """Estimates all, some at a time, each in a process that no other estimate disturbs."""
+    count = min(_MOST_ESTIMATORS, len(os.sched_getaffinity(0)), len(calls))
+    if count < 2 or device == "cpu":
+        found = [_estimate(call, device) for call in calls]
+    else:
+        with ProcessPoolExecutor(count, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+            found = list(pool.map(_estimate, calls, [device] * len(calls)))
+    return TimedEstimates(tuple(memory for memory, _ in found), sum(seconds for _, seconds in found))
+
+
+def _estimate(call: QueuedCall, device: str) -> tuple[int, float]:
+    start = time.perf_counter()
+    needed = estimate_memory(find_job(call.target), call.arguments, "cpu" if device == "cpu" else "h200").needed_bytes
+    return int(needed * SAFETY) + 1, time.perf_counter() - start
+
+
+def run_queue(
+    side: QueueSide,
+    queues: Sequence[Sequence[QueuedCall]],
+    warm_up: QueuedCall,
+    *,
+    device: str,
+    capacity: int | None,
+) -> list[QueueRun]:
+    """Runs queues one after the other in one service: what it learns of the first it knows in the second."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gnnsys-queues-")))
+        stack.enter_context(_log_to_stderr())
+        watch = stack.enter_context(DeviceWatch())
+        service = stack.enter_context(
+            JobService(
+                folder / "queue",
+                device=device,
+                capacity=capacity,
+                workers=side.workers,
+                policy=FifoPolicy(side.workers) if side.policy == "fifo" else side.policy,
+                is_warm=side.is_warm,
+                threads=side.threads,
+                uses_estimates=side.uses_estimates,
+                is_judged=side.policy == "continuous",
+                device_sharing=side.sharing,
+            )
+        )
+        queue = Queue(folder / "queue")
+        if side.is_warm:
+            _make_warm(service, queue, warm_up, side.workers)
+        return [_run(service, queue, calls, watch) for calls in queues]
+
+
+def _make_warm(service: JobService, queue: Queue, call: QueuedCall, workers: int) -> None:
+    """Until every worker has run a job: two rounds, for who is ready first may take two of the first."""
+    for _ in range(2):
+        _submit(queue, [call] * workers)
+        service.run_until_empty(RUN_SECONDS)
+
+
+def _run(service: JobService, queue: Queue, calls: Sequence[QueuedCall], watch: DeviceWatch) -> QueueRun:
+    numbers = _submit(queue, calls)
+    ended = {job.number: job for job in service.run_until_empty(RUN_SECONDS)}
+    run = QueueRun(tuple(ended[number] for number in numbers))
+    return QueueRun(run.times, watch.busy(run.start, run.end), watch.most_used(run.start, run.end))
+
+
+def _submit(queue: Queue, calls: Sequence[QueuedCall]) -> list[int]:
+    return [
+        queue.submit(call.target, dict(call.arguments), memory=call.memory, seed=call.seed, estimate=False)
+        for call in calls
+    ]
+
+
+@contextmanager
+def _log_to_stderr() -> Iterator[None]:
+    """What the service says, such as that there is no MPS here."""
+    log, handler = logging.getLogger("gnnsys.jobs"), logging.StreamHandler()
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)

@@ -1,0 +1,173 @@
+"""Of `gnnsys bench jobs`, CoGNN's five queues run for real: jobs with PyG's layers and with ours, on random graphs of
+the sizes of Table IV, under every policy and without any.
+
+As in the paper 26 of 32 GB are for jobs (V-G.1); on a larger device another process holds the rest. Where the largest
+job needs more it is that much, and where the largest two need less it is a byte less than they do, so that memory is
+always scarce. Epochs are fewer than the paper's 200 and the same on all sides (`--set epochs=50`). Sides, which
+`--set sides=warm,lmcf` chooses from:
+
+    cold         one after the other, a process per job: what a loop in a shell does
+    warm         one after the other in a warm worker
+    slices, mps  two at a time as they come, whatever memory they take, without and with MPS
+    base, lmcf, bmc                 the paper's groups, two workers, MPS
+    continuous2, 4, continuous      no barrier; two, four and eight workers, MPS
+    continuous2, again              the same queue once more: lengths and who disturbs whom are known
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import torch
+
+from gnnsys.bench.case import OURS, Benchmark, Case, NotHere, Side, Versus, value
+from gnnsys.bench.jobs.cognn_queues import KINDS, PUBLISHED_ORDERS, TABLE_FIVE, QueuedTask, published, random_orders
+from gnnsys.bench.jobs.device_watch import only_left
+from gnnsys.bench.jobs.queue_jobs import QUEUE_JOB
+from gnnsys.bench.jobs.queue_runs import QueuedCall, QueueRun, TimedEstimates, estimate_calls, run_queue
+from gnnsys.bench.jobs.settings import SIDES, JobsSettings, settings_of
+from gnnsys.bench.jobs.table_four import GraphSize
+from gnnsys.bench.workload import FULL, Workload
+
+CAPACITY, RESERVED = 26 * 2**30, 6 * 2**30
+FASTER_THAN_COLD, FASTER_THAN_WARM, NEAR_ORACLE = 2.5, 1.5, 1 / 1.15
+SHORTER = {"published order": 4.0, "random order": 2.5}  # completion beside that of `warm`
+AGAIN = "continuous2, again"
+PAPER = {"warm": "PipeSwitch", "cold": "Default", "mps": "MPS", "base": "Base", "lmcf": "LMCF", "bmc": "BMC"}
+_LEAST_CAPACITY = 4 * 2**30
+_SMALL = GraphSize(300, 1_200, 50, 7)
+_OURS = "continuous2"
+_WARM_UP_BYTES = 256 << 20  # of a small job, and eight of them fit
+_FIGURES: dict[str, tuple[str, Callable[[QueueRun], float]]] = {
+    "makespan": ("s", lambda run: run.makespan),
+    "completion": ("s", lambda run: run.completion),
+    "queueing": ("s", lambda run: run.queueing),
+    "device idle": ("%", lambda run: 100.0 - run.known_busy()),
+    "runs out of memory": ("runs", lambda run: float(run.num_out_of_memory)),
+}
+
+
+def calls_of(tasks: Sequence[QueuedTask], library: str, epochs: int, is_full: bool) -> list[QueuedCall]:
+    """The jobs of a queue; on small graphs where it is only to be seen that they run."""
+    calls = []
+    for task in tasks:
+        size = task.size if is_full else _SMALL
+        arguments = {"library": library, "kind": KINDS[task.kind], "layers": task.layers, **size._asdict()}
+        calls.append(QueuedCall(target=QUEUE_JOB, arguments={**arguments, "epochs": epochs}))
+    return calls
+
+
+def capacity_for(memory: Sequence[int]) -> int:
+    """26 GB; less, so that the largest two do not fit together; more, so that the largest does. Never so little that no
+    process has room for its context."""
+    *_, second, largest = sorted(memory)
+    return max(largest, min(CAPACITY, largest + second - 1), _LEAST_CAPACITY)
+
+
+class QueueBench:
+    """One queue in one order with the layers of one library; each side runs once, when first asked for."""
+
+    def __init__(self, work: Workload, library: str, queue: str, order: str, tasks: Sequence[QueuedTask]) -> None:
+        self._work, self._settings, self.name = work, settings_of(work), f"{library}/{queue}, {order}"
+        self._device = "cuda" if torch.cuda.is_available() else "cpu"
+        is_full = work.sizes is FULL
+        self._calls = calls_of(tasks if is_full else tasks[2:5], library, self._settings.epochs, is_full)
+        warm_up = {**self._calls[0].arguments, **_SMALL._asdict(), "epochs": 2}
+        self._warm_up = QueuedCall(target=QUEUE_JOB, arguments=warm_up, memory=_WARM_UP_BYTES)
+
+    def estimates(self) -> TimedEstimates:
+        return self._work.once(f"jobs/queues/{self.name}/estimates", lambda: estimate_calls(self._calls, self._device))
+
+    def runs(self, side: str) -> list[QueueRun]:
+        """Of `side`, and of the same queue once more where it is ours."""
+        return self._work.once(f"jobs/queues/{self.name}/{side}", lambda: self._runs(side))
+
+    def _runs(self, side: str) -> list[QueueRun]:
+        calls = self._calls
+        if SIDES[side].uses_estimates:
+            memory = self.estimates().memory
+            calls = [
+                QueuedCall(target=c.target, arguments=c.arguments, memory=m) for c, m in zip(calls, memory, strict=True)
+            ]
+        capacity = capacity_for(self.estimates().memory) if self._device != "cpu" else None
+        with only_left(None if capacity is None else capacity + RESERVED):
+            runs = run_queue(
+                SIDES[side],
+                [calls, calls] if side == _OURS else [calls],
+                self._warm_up,
+                device=self._device,
+                capacity=capacity,
+            )
+        for run, again in zip(runs, ("", ", again"), strict=False):  # a row is printed when all sides have run
+            told = f"makespan {run.makespan:.2f} s, completion {run.completion:.2f} s, queueing {run.queueing:.2f} s"
+            print(f"{self.name}, {side}{again}: {told}", file=sys.stderr, flush=True)
+        return runs
+
+    def run(self, side: str) -> QueueRun:
+        return self.runs(_OURS)[1] if side == AGAIN else self.runs(_OURS if side == OURS else side)[0]
+
+
+def queues(work: Workload) -> Iterator[Case]:
+    """The queues in the published order, and in random ones."""
+    settings, is_full = settings_of(work), work.sizes is FULL
+    for library in ("pyg", "gnnsys"):
+        for queue in PUBLISHED_ORDERS if is_full else ("Mix",):
+            yield from _cases(QueueBench(work, library, queue, "published order", published(queue)), queue, settings)
+            for number, tasks in enumerate(random_orders(queue, settings.orders)):
+                bench = QueueBench(work, library, queue, f"random order {number}", tasks)
+                yield from _cases(bench, queue, settings)
+
+
+def _cases(bench: QueueBench, queue: str, settings: JobsSettings) -> Iterator[Case]:
+    others = [side for side in settings.sides if side != _OURS]
+    is_published = bench.name.endswith("published order")
+
+    def sides(figure: str) -> dict[str, Side]:
+        if bench.name.startswith("pyg/") and importlib.util.find_spec("torch_geometric") is None:
+            raise NotHere("torch-geometric is not installed")
+        read = _FIGURES[figure][1]
+        found = {OURS: Side(lambda: read(bench.run(OURS).check())), AGAIN: Side(lambda: read(bench.run(AGAIN).check()))}
+        for side in others:
+            # What starts without an estimate may run out of memory, and is then run again alone.
+            found[side] = Side(partial(_figure, bench, side, figure), foreign=True)
+        for side, method in PAPER.items():
+            if is_published and side in others and figure in TABLE_FIVE[method]._fields:
+                found[f"{side}, Table V"] = Side(lambda m=method: 60 * getattr(TABLE_FIVE[m], figure)[queue])  # type: ignore[misc]
+        return found
+
+    targets = {
+        "makespan": {"warm": FASTER_THAN_WARM},
+        "completion": {"warm": SHORTER["published order" if is_published else "random order"], AGAIN: NEAR_ORACLE},
+    }
+    for figure, (unit, _) in _FIGURES.items():
+        targeted = targets.get(figure, {})
+        versus = [Versus((side,), targeted.get(side)) for side in (*others, AGAIN)]
+        yield Case(
+            f"jobs/queues/{bench.name}, {figure}", value(unit), partial(sides, figure), tuple(versus), repeats=1
+        )  # fmt: skip
+    if {"cold", "warm"} <= set(settings.sides):
+        yield Case(
+            f"jobs/queues/{bench.name}, warm beside cold",
+            value("s"),
+            lambda: {side: Side(lambda side=side: bench.run(side).makespan) for side in ("warm", "cold")},  # type: ignore[misc]
+            (Versus(("cold",), FASTER_THAN_COLD),),
+            ours="warm",
+            repeats=1,
+        )
+    yield Case(
+        f"jobs/queues/{bench.name}, estimating",
+        value("s"),
+        lambda: {OURS: Side(lambda: bench.estimates().seconds), "a makespan": Side(lambda: bench.run(OURS).makespan)},
+        (Versus(("a makespan",)),),
+        repeats=1,
+    )
+
+
+def _figure(bench: QueueBench, side: str, figure: str) -> float:
+    return _FIGURES[figure][1](bench.run(side))
+
+
+BENCHMARKS: list[Benchmark] = [queues]

@@ -1,0 +1,48 @@
+"""Settings of `gnnsys bench jobs`, for `--set`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gnnsys.bench.jobs.queue_runs import QueueSide
+from gnnsys.bench.parse_settings import from_texts
+from gnnsys.bench.workload import FULL, Workload
+
+CHOSEN_WORKERS = 8
+SIDES = {
+    "cold": QueueSide(is_warm=False, uses_estimates=False, sharing="slices"),
+    "warm": QueueSide(uses_estimates=False, sharing="slices"),
+    "slices": QueueSide(workers=2, uses_estimates=False, sharing="slices"),
+    "mps": QueueSide(workers=2, uses_estimates=False, sharing="mps"),
+    "base": QueueSide(policy="base", workers=2),
+    "lmcf": QueueSide(policy="lmcf", workers=2),
+    "bmc": QueueSide(policy="bmc", workers=2),
+    "continuous2": QueueSide(policy="continuous", workers=2),
+    "continuous4": QueueSide(policy="continuous", workers=4),
+    "continuous": QueueSide(policy="continuous", workers=CHOSEN_WORKERS),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobsSettings:
+    """`epochs` of every job of a queue, on all sides; `sides` of `jobs/queues` that are run, by their names in `SIDES`;
+    `orders` random ones beside the published; of the sweep the number of jobs, and batches of each."""
+
+    epochs: int = 50
+    sides: tuple[str, ...] = tuple(SIDES)
+    orders: int = 1
+    jobs: int = 24
+    batches: int = 200
+    workers: int = CHOSEN_WORKERS
+
+    def __post_init__(self) -> None:
+        for side in self.sides:
+            if side not in SIDES:
+                raise ValueError(f"sides={side}: choose of {', '.join(SIDES)}")
+        if min(self.epochs, self.jobs, self.batches, self.workers) < 1 or self.orders < 0:
+            raise ValueError("epochs, jobs, batches and workers must be at least 1, orders at least 0")
+
+
+def settings_of(work: Workload) -> JobsSettings:
+    quick = {} if work.sizes is FULL else {"epochs": 2, "orders": 0, "jobs": 3, "batches": 2, "workers": 2}
+    return from_texts(JobsSettings, work.settings, quick)

@@ -1,0 +1,130 @@
+"""The queue as its service knows it: who waits, who runs, and what those that have ended tell.
+
+What this service changes it knows at once. What others have changed (jobs that were submitted or cancelled) is read
+when the database says that something is new, and then only what is new: a queue of thousands of jobs is as quick as one
+of ten.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+
+from gnnsys.jobs.job_history import JobHistory
+from gnnsys.jobs.job_record import JobRecord, JobState
+from gnnsys.jobs.policies import Room
+from gnnsys.jobs.queue_database import QueueDatabase, QueueDiskFull
+from gnnsys.jobs.queue_folder import QueueFolder
+from gnnsys.jobs.running_job import RunningJob
+from gnnsys.jobs.worker_process import WorkerProcess
+
+STAGES = ("estimated", "chosen", "start written", "ordered", "end told", "end written")
+
+
+class ServedQueue:
+    """`queued` and `running` are by number. `device`, `room` and `uses_estimates` are those of the service, and
+    `on_stage(name)` is called at each of `STAGES`."""
+
+    def __init__(
+        self, folder: QueueFolder, device: str, room: Room, uses_estimates: bool, on_stage: Callable[[str], None]
+    ) -> None:
+        self.folder, self.device, self.room = folder, device, room
+        self.uses_estimates, self.on_stage = uses_estimates, on_stage
+        self.queued: dict[int, JobRecord] = {}
+        self.running: dict[int, RunningJob] = {}
+        self.history = JobHistory()
+        self._database: QueueDatabase | None = None
+        self._seen = -1
+        self._told_factor = 0.0
+
+    def open(self) -> None:
+        self._database = QueueDatabase(self.folder.database)
+        self.history = JobHistory(self.database.in_state(JobState.DONE))
+        self.queued, self._seen = {}, -1
+        self._write_settings()
+
+    def close(self) -> None:
+        """Jobs that run in workers wait again, for the next service; scripts go on. Idempotent."""
+        database, self._database = self._database, None
+        if database is not None:
+            with contextlib.suppress(QueueDiskFull):
+                for job in self.running.values():
+                    if isinstance(job.runner, WorkerProcess):
+                        database.requeue(*job.key)
+            database.close()
+        self.running.clear()
+
+    @property
+    def database(self) -> QueueDatabase:
+        if self._database is None:
+            raise ValueError("this service is not running: call start(), or use it in a with block")
+        return self._database
+
+    def read_changes(self) -> Sequence[RunningJob]:
+        """Reads what others have changed; the jobs that run and are to be cancelled."""
+        version = self.database.data_version()
+        if version == self._seen:
+            return []
+        waiting, cancelling = set[int](), list[RunningJob]()
+        for number, state, is_cancelling in self.database.unended():
+            if state is JobState.RUNNING:
+                if is_cancelling and number in self.running:
+                    cancelling.append(self.running[number])
+            elif is_cancelling:
+                self.database.cancel(number)  # who cancelled it was killed in between
+            else:
+                waiting.add(number)
+        for number in self.queued.keys() - waiting:
+            del self.queued[number]
+        for record in self.database.numbered(waiting - self.queued.keys()):
+            self.queued[record.number] = record
+        self._seen = version
+        return cancelling
+
+    def reread(self, *numbers: int) -> None:
+        """After this service has changed a job."""
+        for number in numbers:
+            self.queued.pop(number, None)
+        for record in self.database.numbered(numbers):
+            if record.state is JobState.QUEUED and not record.is_cancelling:
+                self.queued[record.number] = record
+
+    def refuse(self, number: int, error: str) -> None:
+        """A job that waits fails without having run."""
+        self.database.refuse(number, error)
+        self.reread(number)
+
+    def add_running(self, job: RunningJob) -> None:
+        self.running[job.record.number] = job
+        self.queued.pop(job.record.number, None)
+        self.company_changed()
+
+    def remove_running(self, job: RunningJob) -> None:
+        """Its end is written down."""
+        del self.running[job.record.number]
+        self.reread(job.record.number)
+        self.company_changed()
+
+    def company_changed(self) -> None:
+        """Others run beside these jobs than before: their speeds are measured anew."""
+        for job in self.running.values():
+            job.pace.begin_again()
+            job.had_company |= len(self.running) > 1
+
+    def remember(self, number: int) -> None:
+        """A job has ended well."""
+        self.history.add(self.database.get(number))
+        if self.history.factor != self._told_factor:
+            self._write_settings()
+
+    def _write_settings(self) -> None:
+        """What `submit` needs to refuse what does not fit."""
+        self._told_factor = self.history.factor
+        self.database.set(
+            {
+                "device": self.device,
+                "capacity": self.room.capacity,
+                "factor": self._told_factor,
+                "uses_estimates": self.uses_estimates,
+            }
+        )

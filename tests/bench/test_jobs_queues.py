@@ -1,0 +1,114 @@
+"""`jobs/queues` and `jobs/sweep`: what is submitted, what is read off a run, and a run of each on the CPU."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from gnnsys.bench.case import OURS
+from gnnsys.bench.jobs import queue_jobs
+from gnnsys.bench.jobs.cognn_queues import PUBLISHED_ORDERS, published
+from gnnsys.bench.jobs.queue_runs import QueuedCall, QueueRun, estimate_calls, run_queue
+from gnnsys.bench.jobs.queues import AGAIN, calls_of, capacity_for, queues
+from gnnsys.bench.jobs.settings import SIDES, settings_of
+from gnnsys.bench.jobs.sweep import SMALL, SweepBench, sweep, sweep_calls
+from gnnsys.bench.workload import QUICK, Workload
+from gnnsys.jobs import JobState, JobTimes
+
+
+def times(number: int, started: float, ended: float, **more) -> JobTimes:
+    given = {"state": JobState.DONE, "attempts": 1, "error": "", "first_step": started + 0.5, **more}
+    return JobTimes(
+        number=number, submitted=0.0, started=started, ended=ended, memory=1, measured=1, result={}, **given
+    )
+
+
+def test_figures_of_a_run():
+    run = QueueRun((times(1, 1.0, 4.0), times(2, 2.0, 9.0, attempts=2)))
+    assert (run.makespan, run.completion, run.queueing, run.to_first_step) == (9.0, 6.5, 1.5, 0.5)
+    assert run.num_out_of_memory == 1 and run.check() is run
+    with pytest.raises(RuntimeError, match="1 of 1 jobs failed, the first with: it is full"):
+        QueueRun((times(1, 1.0, 2.0, state=JobState.FAILED, error="it is full"),)).check()
+
+
+@pytest.mark.parametrize("queue", PUBLISHED_ORDERS)
+def test_jobs_of_a_queue_are_the_same_on_all_sides_but_for_their_memory(queue: str):
+    calls = calls_of(published(queue), "gnnsys", 7, True)
+    names = set(inspect.signature(queue_jobs.queue_job).parameters) - {"device"}
+    assert len(calls) == 20 and all(set(call.arguments) == names for call in calls)
+    assert {call.arguments["epochs"] for call in calls} == {7}
+    assert max(call.arguments["nodes"] for call in calls[:2]) == max(call.arguments["nodes"] for call in calls)
+
+
+def test_memory_is_scarce_and_the_largest_job_fits():
+    gb = 2**30
+    assert capacity_for([gb, 20 * gb, 18 * gb]) == 26 * gb
+    assert capacity_for([gb, 5 * gb, 4 * gb]) == 9 * gb - 1
+    assert capacity_for([gb, 36 * gb, 18 * gb]) == 36 * gb
+    assert capacity_for([1, 2]) == 4 * gb
+
+
+def test_sides_are_what_their_names_say():
+    assert {name for name, side in SIDES.items() if not side.is_warm} == {"cold"}
+    assert {name for name, side in SIDES.items() if side.workers > 2} == {"continuous", "continuous4"}
+    assert not any(SIDES[name].uses_estimates for name in ("cold", "warm", "slices", "mps"))
+
+
+def test_every_case_has_its_own_name_and_bad_settings_are_named():
+    with Workload(QUICK) as work:
+        cases = [*queues(work), *sweep(work)]
+    names = [case.name for case in cases]
+    assert len(set(names)) == len(names) and sum("completion" in name for name in names) == 2
+    with pytest.raises(ValueError, match="sides=mip: choose of cold, warm"):
+        settings_of(Workload(QUICK, settings={"sides": "warm,mip"}))
+    with pytest.raises(ValueError, match="at least 1"):
+        settings_of(Workload(QUICK, settings={"epochs": "0"}))
+
+
+def test_a_sweep_tries_different_settings():
+    with Workload(QUICK, settings={"jobs": "24"}) as work:
+        calls = sweep_calls(settings_of(work), SMALL, "cpu")
+    assert len({str(call.arguments) for call in calls}) == 24
+    names = set(inspect.signature(queue_jobs.sweep_job).parameters) - {"device", "seed"}
+    assert all(set(call.arguments) == names for call in calls)
+
+
+def small_calls(kind: str) -> list[QueuedCall]:
+    return [call for call in calls_of(published("Mix")[2:6], "gnnsys", 2, False) if call.arguments["kind"] == kind]
+
+
+def test_estimates_have_safety_and_take_time():
+    [call, *_] = small_calls("GCN")
+    found = estimate_calls([call, call], "cpu")
+    assert found.memory[0] == found.memory[1] > 300 * 64 * 4 and found.seconds > 0
+
+
+@pytest.mark.long
+def test_estimates_for_a_device_are_made_by_several_processes():
+    calls = small_calls("GCN")
+    assert estimate_calls(calls, "cuda").memory == tuple(estimate_calls([call], "cuda").memory[0] for call in calls)
+
+
+@pytest.mark.long
+def test_a_queue_runs_to_its_end_twice_and_the_second_time_lengths_are_known():
+    calls = small_calls("GCN")
+    calls = [QueuedCall(target=call.target, arguments=call.arguments, memory=1 << 26) for call in calls]
+    first, again = run_queue(SIDES["continuous2"], [calls, calls], calls[0], device="cpu", capacity=None)
+    for run in (first.check(), again.check()):
+        assert len(run.times) == len(calls) and 0 < run.queueing < run.completion <= run.makespan
+    assert [job.result["loss"] for job in first.times] == [job.result["loss"] for job in again.times]
+
+
+@pytest.mark.long
+def test_a_sweep_has_the_results_of_jobs_alone():
+    with Workload(QUICK) as work:
+        bench = SweepBench(work)
+        assert bench.different() == 0.0
+        assert len(bench.run(OURS).times) == 3 and bench.run(OURS).makespan > 0
+
+
+def test_the_second_run_of_ours_is_a_side_of_its_own():
+    with Workload(QUICK) as work:
+        case = next(iter(queues(work)))
+    assert AGAIN in {name for versus in case.versus for name in versus.peers}

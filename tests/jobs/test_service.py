@@ -1,0 +1,389 @@
+"""A service runs what was submitted: results are those of each job alone, and one that goes wrong harms no other."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from gnnsys.jobs import JobService, JobState, Queue, find_policy
+from gnnsys.jobs.job_history import ENOUGH_JOBS, MOST_FACTOR, JobHistory
+from gnnsys.jobs.job_memory import FIRST_FACTOR
+from gnnsys.jobs.policies import Room
+from gnnsys.jobs.process_identity import ProcessIdentity
+from gnnsys.jobs.waiting_list import list_waiting
+from tests.jobs.queue_jobs import FOLDER, NAME
+from tests.jobs.queue_services import DEADLINE, expected, kill, left_in, run_until, service, submit
+from tests.support.processes import alive, await_shared_memory_freed, await_true, shared_memory
+
+KINDS = ({"kind": "whole", "hidden": 4}, {"kind": "loader", "epochs": 2}, {"kind": "torch"})
+
+
+@pytest.fixture
+def queue(tmp_path: Path):
+    with Queue(tmp_path / "queue") as made:
+        yield made
+
+
+def test_results_are_those_of_each_job_alone_and_what_goes_wrong_harms_no_other(queue: Queue, tmp_path: Path):
+    before = shared_memory()
+    good = [
+        submit(queue, "job", arguments, seed=seed, memory=None if seed else "1M")
+        for seed in (0, 1)
+        for arguments in KINDS
+    ]
+    bad = {
+        submit(queue, "raises"): "RuntimeError: as it was asked to",
+        submit(queue, "spoils", memory="1M"): "SystemExit: 3",
+        submit(queue, "returns_nonsense", memory="1M"): "returned a dict with ['model']; a job returns TrainingJob(",
+        submit(queue, "job", {"nothing": 1}, memory="1M"): "job cannot be called with",
+        queue.submit(f"{NAME}:nobody", folder=FOLDER, memory="1M"): "has no function 'nobody'",
+        submit(queue, "crashes", memory="1M"): "its process died 3 times, the last time by signal 11",
+    }
+    died = submit(queue, "dies", {"at": str(tmp_path / "died")}, memory="1M")
+    left = submit(queue, "leaves_thread", memory="1M")
+    again = [submit(queue, "job", arguments, seed=seed, memory="1M") for seed in (0, 1) for arguments in KINDS]
+    with service(queue.folder.path, workers=2) as running:
+        ended = {job.number: job for job in running.run_until_empty(DEADLINE)}
+        workers = [worker.pid for worker in running.pool.everyone()]
+    assert list(ended) == list(range(1, again[-1] + 1))
+    wanted = [expected(arguments, seed) for seed in (0, 1) for arguments in KINDS]
+    assert [ended[number].result for number in good] == wanted == [ended[number].result for number in again]
+    for number, said in bad.items():
+        assert ended[number].state is JobState.FAILED and said in ended[number].error
+    assert "RuntimeError: as it was asked to" in queue.logs(min(bad))
+    assert queue.logs(good[0]) == "hidden 4, seed 0\n"
+    assert ended[died].state is JobState.DONE and ended[died].attempts == 2
+    assert ended[left].state is JobState.DONE
+    for job in (ended[number] for number in good):
+        assert job.first_step is not None and job.started is not None and job.ended is not None
+        assert job.submitted <= job.started <= job.first_step <= job.ended and job.memory
+    assert left_in(queue.folder.path) == []
+    await_true(lambda: not any(map(alive, workers)), "the end of the workers")
+    await_shared_memory_freed(before)
+
+
+def test_a_job_that_runs_is_cancelled_between_two_steps(queue: Queue, tmp_path: Path):
+    numbers = [submit(queue, "waits", {"at": str(tmp_path / name)}, memory="1M") for name in ("a", "b")]
+    with service(queue.folder.path) as running:
+        run_until(running, lambda: all((tmp_path / f"{name}.begun").exists() for name in ("a", "b")))
+        assert queue.cancel(numbers[0]) == [JobState.RUNNING]
+        run_until(running, lambda: queue.show(numbers[0]).state.is_over)
+        assert queue.show(numbers[1]).state is JobState.RUNNING
+        (tmp_path / "b").touch()
+        queue.cancel(numbers[1])
+        running.run_until_empty(DEADLINE)
+    assert [job.state for job in queue.list()] == [JobState.CANCELLED] * 2
+    assert [job.attempt for job in queue.list()] == [1, 1]
+
+
+def test_a_worker_that_is_killed_and_a_service_that_is_closed_lose_nothing(queue: Queue, tmp_path: Path):
+    arguments = {"kind": "whole", "epochs": 120}
+    number = submit(queue, "job", arguments, memory="1M", checkpoint_steps=10)
+    with service(queue.folder.path, workers=1) as running:
+        run_until(running, lambda: any(queue.folder.checkpoints(number).glob("step-*")))
+        process = queue.show(number).process
+        assert process is not None
+        kill(process.pid)
+        run_until(running, lambda: queue.show(number).attempt == 2)
+    assert queue.show(number).state is JobState.QUEUED, "it waits for the next service"
+    with service(queue.folder.path, workers=1) as running:
+        (ended,) = running.run_until_empty(DEADLINE)
+    assert ended.result == expected(arguments) and ended.attempts == 3
+    assert "resumed" not in ended.result and left_in(queue.folder.path) == []
+
+
+def test_a_job_past_its_cap_runs_once_more_alone_with_what_was_measured(queue: Queue):
+    stated = submit(queue, "takes", {"num_bytes": 600 << 20}, memory="1M")
+    too_much = submit(queue, "takes", {"num_bytes": 600 << 20, "more": 3 << 30}, memory="1M")
+    with service(queue.folder.path, workers=2, capacity="1G") as running:
+        ended = {job.number: job for job in running.run_until_empty(DEADLINE)}
+    assert ended[stated].state is JobState.DONE and ended[stated].attempts == 2
+    assert ended[stated].memory == 1 << 30 and (ended[stated].measured or 0) >= 600 << 20
+    assert ended[too_much].state is JobState.FAILED and ended[too_much].attempts == 2
+    assert ended[too_much].error.startswith("out of memory alone, with all of 1.0 GiB")
+
+
+def test_jobs_never_take_more_together_than_the_capacity(queue: Queue):
+    for _ in range(6):
+        submit(queue, "linear", {}, memory="400M")
+    most, seen = 0, []
+    continuous = find_policy("continuous")
+
+    def watched(waiting, running, room, now):
+        nonlocal most
+        chosen = continuous(waiting, running, room, now)
+        most = max(most, len(running) + len(chosen))
+        seen.append([*(job.memory for job in running)])
+        return chosen
+
+    with service(queue.folder.path, workers=4, capacity="1G", policy=watched) as running:
+        ended = running.run_until_empty(DEADLINE)
+    assert most == 2 and all(sum(each) <= 1 << 30 for each in seen)
+    assert all(job.state is JobState.DONE for job in ended)
+
+
+SCRIPT = """
+import json, os, pathlib, sys, time
+print("words", *sys.argv[1:])
+held = bytearray(50 << 20)
+for at in range(0, len(held), 4096):
+    held[at] = 1
+at = pathlib.Path(sys.argv[2])
+at.with_suffix(".begun").write_text(str(os.getpid()))
+while not at.exists():
+    time.sleep(0.01)
+json.dump({"seed": int(os.environ["GNNSYS_JOB_SEED"]), "here": os.getcwd()}, open(os.environ["GNNSYS_JOB_RESULT"], "w"))
+sys.exit(int(sys.argv[1]))
+"""
+
+
+def test_a_script_outlives_its_service_and_is_found_again(queue: Queue, tmp_path: Path):
+    script, go = tmp_path / "train.py", tmp_path / "go"
+    script.write_text(SCRIPT)
+    good = queue.submit("train.py", words=["0", str(go)], folder=tmp_path, seed=5, memory="60M")
+    bad = queue.submit("train.py", words=["3", str(go)], folder=tmp_path, memory="60M")
+    with service(queue.folder.path) as running:
+        run_until(running, lambda: queue.show(bad).state is JobState.RUNNING and (tmp_path / "go.begun").exists())
+    processes = [queue.show(number).process for number in (good, bad)]
+    assert all(process is not None and process.is_running() for process in processes), "they go on"
+    with service(queue.folder.path) as running:
+        go.touch()
+        ended = {job.number: job for job in running.run_until_empty(DEADLINE)}
+    assert ended[good].result == {"seed": 5, "here": str(tmp_path)} and ended[good].attempts == 1
+    assert (ended[good].measured or 0) > 50 << 20
+    assert ended[bad].state is JobState.FAILED and ended[bad].error == "the script ended with exit code 3"
+    assert queue.logs(good).startswith("words 0 ") and left_in(queue.folder.path) == []
+
+
+def test_a_script_whose_memory_nobody_knows_runs_alone_and_the_next_one_like_it_does_not(queue: Queue, tmp_path: Path):
+    script, go = tmp_path / "train.py", tmp_path / "go"
+    script.write_text(SCRIPT)
+    go.touch()
+    first, second = (queue.submit("train.py", words=["0", str(go)], folder=tmp_path, seed=seed) for seed in (0, 1))
+    with service(queue.folder.path, capacity="1G") as running:
+        ended = {job.number: job for job in running.run_until_empty(DEADLINE)}
+    assert ended[first].memory == 1 << 30 and 50 << 20 < (ended[second].memory or 0) < 1 << 29
+
+
+def test_a_script_is_cancelled_with_all_that_it_started(queue: Queue, tmp_path: Path):
+    script = tmp_path / "train.sh"
+    script.write_text(f"#!/bin/sh\nsleep 600 &\necho $! > {tmp_path}/pid\nwait\n")
+    script.chmod(0o700)
+    number = queue.submit("train.sh", folder=tmp_path, memory="1M")
+    with service(queue.folder.path) as running:
+        run_until(running, lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "")
+        queue.cancel(number)
+        running.run_until_empty(DEADLINE)
+    assert queue.show(number).state is JobState.CANCELLED
+    child = int((tmp_path / "pid").read_text())
+    await_true(lambda: not alive(child), "the end of what the script has started")
+
+
+def test_a_disk_that_fills_up_under_a_service_holds_it_up_and_no_more(queue: Queue, monkeypatch):
+    number = submit(queue, "linear", memory="1M")
+    failures = 3
+    with service(queue.folder.path) as running:
+        from gnnsys.jobs.queue_database import QueueDatabase, QueueDiskFull
+
+        finish = QueueDatabase.finish
+
+        def full(self: QueueDatabase, *arguments: object, **options: object) -> bool:
+            nonlocal failures
+            if failures:
+                failures -= 1
+                raise QueueDiskFull("no room")
+            return finish(self, *arguments, **options)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(QueueDatabase, "finish", full)
+        monkeypatch.setattr("gnnsys.jobs.service._DISK_SECONDS", 0.01)
+        running.run_until_empty(DEADLINE)
+    assert failures == 0 and queue.show(number).state is JobState.DONE and queue.show(number).attempt == 1
+
+
+def test_the_safety_factor_is_a_percentile_once_enough_jobs_were_measured(queue: Queue):
+    from dataclasses import replace
+
+    number = submit(queue, "linear")
+    job = replace(queue.show(number), state=JobState.DONE, estimate="traced", estimated=100 << 20)
+    ended = [replace(job, measured=(100 + each) << 20) for each in range(ENOUGH_JOBS)]
+    assert JobHistory(ended[:-1]).factor == FIRST_FACTOR and JobHistory(ended).factor == 1.19
+    small = [replace(each, estimated=1 << 10) for each in ended]
+    assert JobHistory(small).factor == FIRST_FACTOR, "what libraries take hides what these take"
+    assert JobHistory([replace(each, measured=1 << 20) for each in ended]).factor == 1.0
+    far = replace(job, measured=900 << 20)
+    assert JobHistory([*ended, far]).factor == MOST_FACTOR, "one that is far off is no reason to refuse others"
+    assert JobHistory([*ended, replace(far, is_alone=True)]).factor == 1.19
+
+
+def test_what_fits_without_its_margin_runs_alone_and_what_does_not_is_too_large(queue: Queue):
+    from dataclasses import replace
+
+    job = replace(queue.show(submit(queue, "linear")), estimate="traced", estimated=95)
+    waiting, refused = list_waiting([job], JobHistory(), Room(capacity=100, workers=2))
+    assert waiting[job.number].is_alone and waiting[job.number].memory == 100 and not refused
+    like = replace(job, state=JobState.DONE, estimate="unknown", estimated=None, measured=95)
+    waiting, refused = list_waiting(
+        [replace(job, estimated=None, estimate="unknown")], JobHistory([like]), Room(capacity=100, workers=2)
+    )
+    assert waiting[job.number].is_alone and not refused
+    assert list_waiting([replace(job, estimated=101)], JobHistory(), Room(capacity=100, workers=2))[1] == {
+        job.number: 117
+    }
+
+
+def test_a_job_that_must_be_alone_lets_those_go_first_that_came_before_it_and_are_being_estimated(queue: Queue):
+    from dataclasses import replace
+
+    first, second, third = (queue.show(submit(queue, "linear")) for _ in range(3))
+    unknown, known = replace(second, estimate="unknown", estimated=None), {"estimate": "traced", "estimated": 10}
+    queued = [replace(first, estimate=""), unknown, replace(third, estimate="")]
+
+    def could_start() -> list[int]:
+        return list(list_waiting(queued, JobHistory(), Room(capacity=100, workers=2))[0])
+
+    assert could_start() == []
+    queued[0] = replace(first, **known)
+    assert could_start() == [first.number, second.number]
+
+
+def test_a_function_that_hangs_while_it_is_estimated_holds_up_nobody_once_it_is_cancelled(queue: Queue, tmp_path: Path):
+    hangs = submit(queue, "is_never_made", {"at": str(tmp_path / "begun")}, estimate=False)
+    good = submit(queue, "job", dict(KINDS[0]), estimate=False)
+    with service(queue.folder.path) as running:
+        run_until(running, (tmp_path / "begun").exists)
+        queue.cancel([hangs])
+        run_until(running, lambda: queue.show(good).state.is_over)
+    assert queue.show(hangs).state is JobState.CANCELLED and queue.show(good).result == expected(dict(KINDS[0]))
+
+
+def test_what_was_trained_is_kept_whatever_evaluate_does(queue: Queue):
+    fails, told = (submit(queue, "evaluates", {"kind": kind}, memory="1M") for kind in ("raises", "numpy"))
+    with service(queue.folder.path) as running:
+        running.run_until_empty(DEADLINE)
+    assert "evaluate was asked to" in queue.show(fails).error
+    assert (queue.folder.results(fails) / "losses.json").exists()
+    result = queue.show(told).result
+    assert (result["score"], result["count"], result["array"]) == (0.5, 3, 2.0)
+
+
+def test_a_process_is_told_from_a_later_one_with_its_number():
+    this = ProcessIdentity.of(os.getpid())
+    assert this is not None and this.is_running() and ProcessIdentity.from_json(this.to_json()) == this
+    later = ProcessIdentity(this.pid, this.start + 1, this.boot)
+    assert not later.is_running() and later.end(1.0), "who has the number now is left alone"
+    assert later.is_another() and ProcessIdentity(this.pid, this.start, "before").is_another()
+    assert not this.is_another()
+    assert signal.getsignal(signal.SIGTERM) is not None
+
+
+def test_a_cold_service_gives_the_same_results(queue: Queue):
+    number = submit(queue, "job", dict(KINDS[0]), memory="1M")
+    with service(queue.folder.path, is_warm=False) as running:
+        (ended,) = running.run_until_empty(DEADLINE)
+        assert isinstance(running, JobService) and running.pool.everyone() == []
+    assert ended.number == number and ended.result == expected(dict(KINDS[0]))
+
+
+def test_jobs_that_differ_in_their_seed_alone_are_estimated_once(queue: Queue, tmp_path: Path):
+    from gnnsys.jobs.job_estimator import JobEstimator
+
+    noted = tmp_path / "calls"
+    numbers = queue.sweep(
+        f"{NAME}:notes_calls", {"other": [1, 2]}, 3, arguments={"at": str(noted)}, folder=FOLDER, estimate=False
+    )
+    with service(queue.folder.path) as running:
+        estimator: JobEstimator = running._estimator
+        run_until(running, lambda: all(queue.show(number).estimate for number in numbers))
+        assert estimator.pool.count <= estimator._most
+        ended = running.run_until_empty(DEADLINE)
+    calls = noted.read_text().splitlines()
+    assert len(calls) == 2 + 6, "two estimates and six runs"
+    assert len({job.memory for job in ended}) == 1 and all(job.state is JobState.DONE for job in ended)
+
+
+def test_a_submitted_sweep_is_estimated_once_per_setting(queue: Queue, tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(FOLDER)
+    with JobService(queue.folder.path, shares_graphs=False, is_warm=False):
+        pass  # which leaves what it has
+    noted = tmp_path / "calls"
+    numbers = queue.sweep(f"{NAME}:notes_calls", {"other": [1, 2]}, 3, arguments={"at": str(noted)})
+    assert noted.read_text() == "0 1\n0 2\n"
+    assert [job.estimate for job in queue.list(sweep=numbers[0])] == ["traced"] * 6
+    monkeypatch.setattr("gnnsys.jobs.queue._ESTIMATE_SECONDS", -1.0)
+    late = queue.sweep(f"{NAME}:notes_calls", {"other": [1, 2]}, arguments={"at": str(noted)})
+    assert [job.estimate for job in queue.list(sweep=late[0])] == ["", ""], "the service does it"
+
+
+def test_what_a_job_does_to_its_process_is_its_own(queue: Queue, tmp_path: Path):
+    escaped = submit(queue, "escapes", {"at": str(tmp_path / "pid")}, memory="1M")
+    failing = {
+        submit(queue, "interrupts", memory="1M"): "KeyboardInterrupt: of its own",
+        submit(queue, "says_odd_things", memory="1M"): "RuntimeError: half a ? character",
+        submit(queue, "boasts", memory="1M"): "at most 1048576: write a file",
+    }
+    odd = [submit(queue, name, memory="1M") for name in ("closes_its_output", "writes_to_all_pipes")]
+    after = submit(queue, "job", dict(KINDS[0]), memory="1M")
+    with service(queue.folder.path, workers=1) as running:
+        ended = {job.number: job for job in running.run_until_empty(DEADLINE)}
+    for number, said in failing.items():
+        assert ended[number].state is JobState.FAILED and ended[number].attempts == 1
+        assert said in ended[number].error
+    assert ended[escaped].state is JobState.DONE and all(ended[number].state.is_over for number in odd)
+    assert ended[after].result == expected(dict(KINDS[0])) and queue.logs(after) == "hidden 4, seed 0\n"
+    child = int((tmp_path / "pid").read_text())
+    await_true(lambda: not alive(child), "the end of a process that left its group")
+
+
+def test_a_module_in_a_folder_without_init_is_forgotten_by_the_next_job(queue: Queue, tmp_path: Path):
+    inner = tmp_path / "outer" / "inner"
+    inner.mkdir(parents=True)
+    (inner / "module.py").write_text(f"from {NAME} import linear as job\n")
+    environment = {"PYTHONPATH": str(FOLDER)}
+    with service(queue.folder.path, workers=1) as running:
+        seen = []
+        for _ in range(2):
+            queue.submit("outer.inner.module:job", folder=tmp_path, environment=environment, memory="1M")
+            (ended,) = running.run_until_empty(DEADLINE)
+            assert ended.state is JobState.DONE
+            run_until(running, lambda: len(running.pool.idle) == 1)
+            seen.append(running.pool.idle[0])
+    assert seen[0] is seen[1], "it was not lost"
+
+
+def test_what_a_script_has_sent_into_a_session_of_its_own_ends_with_it(queue: Queue, tmp_path: Path):
+    (tmp_path / "leave.py").write_text(
+        "import os, sys, time\n"
+        "if os.fork() == 0:\n"
+        "    os.setsid()\n"
+        "    open(sys.argv[1], 'w').write(str(os.getpid()))\n"
+        "    time.sleep(600)\n"
+        "while not os.path.exists(sys.argv[1]) or not open(sys.argv[1]).read():\n"
+        "    time.sleep(0.01)\n"
+    )
+    queue.submit("leave.py", words=[str(tmp_path / "pid")], folder=tmp_path, memory="1M")
+    with service(queue.folder.path) as running:
+        running.run_until_empty(DEADLINE)
+    child = int((tmp_path / "pid").read_text())
+    await_true(lambda: not alive(child), "the end of a process that left its group")
+
+
+def test_thousands_of_jobs_are_read_once_and_not_in_every_round(queue: Queue, monkeypatch):
+    from gnnsys.jobs.queue_database import QueueDatabase
+
+    queue.sweep(f"{NAME}:linear", {"num_rows": list(range(1, 1001))}, folder=FOLDER, memory="1M")
+    read = 0
+    select = QueueDatabase.select
+
+    def counted(self: QueueDatabase, *arguments: object) -> object:
+        nonlocal read
+        found = select(self, *arguments)  # type: ignore[arg-type]
+        read += len(found)
+        return found
+
+    monkeypatch.setattr(QueueDatabase, "select", counted)
+    with service(queue.folder.path, workers=1) as running:
+        run_until(running, lambda: len(running._queue.database.endings()) >= 5)
+    assert read < 1100, "those that were waiting once, and a few for each that has ended"
