@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 _States: TypeAlias = dict[str, Any]  # by name
 _log = logging.getLogger(__name__)
 _WRITE_SECONDS = 7200.0  # for a machine to write its files: a terabyte on a slow disk
+_GIVE_UP_SECONDS = 10.0  # for the files of a save that is given up to be removed
 _SPARE = 0.1  # copies leave this share of the free memory free
 
 STAGES = (
@@ -132,9 +133,11 @@ class Saver:
             raise of_step(*failed)
 
     def close(self, wait: bool = True) -> None:
-        """Waits for the save under way and raises its error, if any. Without `wait`, gives that save up.
+        """Waits for the save under way and raises its error, if any.
 
-        Idempotent. Closing the session calls it too.
+        Without `wait` (after an error) several ranks give that save up: others may never come. One rank alone finishes
+        it. Either way nothing is written to the folder afterwards, and its lock is free. Idempotent. Closing the
+        session calls it too.
         """
         if self._is_closed:
             return
@@ -145,9 +148,13 @@ class Saver:
         try:
             if wait:
                 self.wait()
+            elif self._thread is not None and self._group.world_size == 1:
+                self._thread.join(_WRITE_SECONDS)
         finally:
+            self._group.close()  # ends every meeting of the thread that writes
+            if self._thread is not None:
+                self._thread.join(_GIVE_UP_SECONDS)
             self._lock.close()
-            self._group.close()
 
     def __enter__(self) -> Saver:
         return self
@@ -271,7 +278,7 @@ class Saver:
         try:
             self._write_all(copy)
         except Exception as error:  # the training thread raises it at its next save
-            if self._group.rank == 0 and not self._is_closed:
+            if self._group.rank == 0 and not (self._is_closed and self._group.world_size > 1):
                 _log.error("the checkpoint of step %d was not saved: %s", copy.steps, error)
             self._error = copy.steps, error
 

@@ -4,9 +4,11 @@ import pytest
 import torch
 
 import gnnsys
+from gnnsys.comm.rendezvous import poll
 from tests.checkpoint.training import Job, assert_same, make_parts, train
 
 STEPS, EPOCH = 13, 5
+DEADLINE = 30.0
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +72,23 @@ def test_what_was_done_after_the_last_checkpoint_is_done_again(parts, unbroken, 
     values, losses = train(parts, tmp_path, STEPS)
     assert sorted(losses) == list(range(6, STEPS))
     assert_same(values, unbroken[0])
+
+
+def test_a_save_under_way_is_finished_where_training_fails_and_the_next_job_of_the_process_resumes_from_it(tmp_path):
+    model = torch.nn.Linear(1, 1)
+    with pytest.raises(ZeroDivisionError), gnnsys.resume(tmp_path, model=model) as saver:
+
+        def on_stage(stage: str) -> None:  # the files are still being written when the job ends
+            if stage == "dense written":
+                assert poll(lambda: saver._is_closed, DEADLINE)
+
+        saver.on_stage = on_stage
+        saver.step()
+        saver.save()
+        raise ZeroDivisionError
+    assert [path.name for path in tmp_path.iterdir()] == ["step-0000000001"]
+    with gnnsys.resume(tmp_path, model=model) as after:
+        assert after.steps == 1
 
 
 def test_the_first_start_has_nothing_to_restore_and_the_newest_ones_are_kept(parts, tmp_path):
