@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from gnnsys.jobs.grid import combinations, parse_grid
 from gnnsys.jobs.job_record import JobRecord, JobState, JobTimes
 from gnnsys.jobs.job_spec import JobSpec, make_spec
-from gnnsys.jobs.job_tables import job_json, job_lines, result_lines
+from gnnsys.jobs.job_tables import job_json, job_lines, job_page, result_lines
 from gnnsys.jobs.mps import DeviceSharing, MpsDaemon, MpsUnavailable, start_sharing
 from gnnsys.jobs.policies import (
     ContinuousPolicy,
@@ -113,6 +113,7 @@ __all__ = [
     "fits",
     "job_json",
     "job_lines",
+    "job_page",
     "lmcf_groups",
     "make_spec",
     "memory_of",

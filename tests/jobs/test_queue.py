@@ -219,8 +219,25 @@ def test_lists_are_tables_and_json(queue: Queue, capsys):
     assert main(["jobs", "list", *folder, "--json"]) == 0
     assert [json.loads(line)["number"] for line in capsys.readouterr().out.splitlines()] == [1, 2]
     assert main(["jobs", "cancel", "1", *folder]) == 0 and "job 1: cancelled" in capsys.readouterr().out
-    assert main(["jobs", "show", "1", *folder]) == 0
+    assert main(["jobs", "show", "1", *folder, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["state"] == "cancelled"
+
+
+def test_a_job_is_shown_in_lines_of_which_none_is_empty(queue: Queue, capsys):
+    number = queue.submit(JOB, {"lr": 0.1}, seed=7, environment={"A": "b"}, checkpoint_steps=2)
+    assert THIS is not None and queue._database.start(number, THIS, 3 << 20) == 1
+    assert main(["jobs", "show", str(number), "--queue", str(queue.folder.path)]) == 0
+    running = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert (running["state"], running["arguments"], running["seed"]) == ("running", '{"lr": 0.1}', "7")
+    assert (running["checkpoints"], running["memory"]) == ("every 2 steps", "3.0 MiB set aside")
+    assert running["process"] == str(os.getpid()) and "A=b" in running["environment"]
+    queue._database.finish(number, 1, JobState.DONE, measured=2 << 20, result={"loss": 0.25, "odd": "a\x1b\nb"})
+    assert main(["jobs", "show", str(number), "--queue", str(queue.folder.path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert all(len(line.split(maxsplit=1)) == 2 for line in lines)
+    shown = {" ".join(line.split()) for line in lines}
+    assert {"state done", "result loss 0.25", "result odd a? b", "memory 3.0 MiB set aside, 2.0 MiB measured"} <= shown
+    assert not any(line.startswith(("process", "error")) for line in lines)
 
 
 def test_a_table_of_odd_results_has_a_line_per_job_and_narrow_columns(queue: Queue, capsys):

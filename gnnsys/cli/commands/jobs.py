@@ -62,6 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     wait = action("wait", "wait until jobs have ended; exit code 1 where one has not ended well")
     for each in (show, logs):
         each.add_argument("job", type=int, metavar="JOB")
+    show.add_argument("--json", action="store_true", help="as JSON")
     cancel.add_argument("jobs", type=int, nargs="+", metavar="JOB")
     wait.add_argument("jobs", type=int, nargs="*", metavar="JOB", help="(default: all)")
     wait.add_argument("--timeout", type=float, metavar="SECONDS", help="(default: none)")
@@ -157,9 +158,10 @@ def _list(args: argparse.Namespace, queue: Queue) -> int:
 
 
 def _show(args: argparse.Namespace, queue: Queue) -> int:
-    from gnnsys.jobs import job_json
+    from gnnsys.jobs import job_json, job_page
 
-    print(json.dumps(job_json(queue.show(args.job)), indent=1))
+    job = queue.show(args.job)
+    _print([json.dumps(job_json(job), indent=1)] if args.json else job_page(job))
     return 0
 
 
