@@ -155,6 +155,8 @@ def manifest_digest(parts: str) -> int:
 
 def report(plan: PlacementPlan, cluster: Cluster, profile: JobProfile) -> Iterator[str]:
     """A plan for people."""
+    from gnnsys.graph import in_words
+
     told = plan.forecast.settings
     samplers = told["samplers_per_trainer"]
     yield (
@@ -167,6 +169,11 @@ def report(plan: PlacementPlan, cluster: Cluster, profile: JobProfile) -> Iterat
     yield f"binds    {plan.forecast.binds}"
     yield from _bounds(plan.forecast.bounds)
     yield from host_table(plan.hosts)
+    if unnamed := cluster.gpus_without_speed(profile.computes_on):
+        yield (
+            f"note: nobody says how fast a GPU of kind {in_words(unnamed)} is: it counts as fast as the profile's, "
+            f"{profile.computes_on}; --set gpu.{unnamed[0]}=0.5, or gpu_speeds in the cluster file"
+        )
     if plan.runners_up:
         yield "runners-up"
     for other in plan.runners_up:

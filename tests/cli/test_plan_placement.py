@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,21 @@ def test_a_plan_is_made_written_and_asked_what_if(job, capsys):
     shown = capsys.readouterr().out
     assert "what binds: " in shown and "link" in shown and "note: " in shown and "slots" in shown
     assert json.loads(trace.read_text())["traceEvents"]
+
+
+def test_a_kind_of_gpu_that_nobody_says_the_speed_of_is_named(job, capsys):
+    hosts = [{"name": f"h{n}", "gpus": {kind: 2}} for n, kind in enumerate(("h200", "t4", "a10"))]
+    (job / "cluster.json").write_text(json.dumps({**CLUSTER, "hosts": hosts}))
+    profile = made_profile(3, parts_digest=manifest_digest(str(job / "parts")))
+    for computes_on, settings, told in (
+        ("h200", [], "GPU of kind a10, t4 is: it counts as fast as the profile's, h200; --set gpu.a10=0.5"),
+        ("h200", ["gpu.t4=0.3", "gpu.a10=0.5"], None),
+        ("cpu", [], None),
+    ):
+        replace(profile, computes_on=computes_on).save(job / "job.json")
+        assert main(plan_line(job, *(f"--set={setting}" for setting in settings))) == 0
+        notes = [line for line in capsys.readouterr().out.splitlines() if "nobody says" in line]
+        assert notes == [] if told is None else len(notes) == 1 and told in notes[0]
 
 
 def test_every_number_is_there_as_json(job, capsys):

@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from gnnsys.comm import Client, Kind, Reply
+from gnnsys.comm.rendezvous import poll
 from gnnsys.loader import BatchService
 from gnnsys.sampling import GraphService
 from gnnsys.session.graph_server import GRAPH_KINDS, GraphServer
@@ -32,6 +33,7 @@ def busy():
             running = client.request(0, Kind.PULL)
             waiting = [client.request(0, Kind.PULL) for _ in range(3)]
             assert held.wait(DEADLINE)
+            assert poll(lambda: server.server.load()["queue"] == len(waiting), DEADLINE)  # they go by another lane
             yield server, client
             release.set()
             for pending in (running, *waiting):

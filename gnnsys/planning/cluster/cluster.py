@@ -166,6 +166,16 @@ class Cluster:
     def gpu_speed(self, kind: str) -> float:
         return self.gpu_speeds.get(kind, 1.0)
 
+    def gpus_without_speed(self, computes_on: str) -> list[str]:
+        """Kinds of GPUs that count as fast as `computes_on`, the one a profile was timed on, for nobody says more.
+
+        Where a profile names no kind ("cuda") and all hosts have the same, there is nothing to say.
+        """
+        kinds = {kind for host in self.hosts for kind in host.gpus}
+        if computes_on == "cpu" or (computes_on == "cuda" and len(kinds) < 2):
+            return []
+        return sorted(kinds - self.gpu_speeds.keys() - {computes_on})
+
     def check_parts(self, num_parts: int) -> None:
         """ValueError where a host has a part that is none of `num_parts`, or a part lies on no disk at all."""
         for host in self.hosts:
