@@ -145,7 +145,8 @@ class MessageOutbox:
 
 
 class HostJob:
-    """torchrun on this host, kept by a process of its own (`process_keeper.py`)."""
+    """torchrun on this host, kept by a process of its own (`process_keeper.py`). Nothing is heard of it before `listen`:
+    the launcher reads the answer to `start` first, and no line can stand before that."""
 
     def __init__(
         self, arguments: list[str] | None, env: dict[str, str], grace: float, launch: str, outbox: MessageOutbox
@@ -175,10 +176,12 @@ class HostJob:
             threading.Thread(target=self._listen, args=(stream, name), daemon=True)
             for stream, name in ((self._process.stdout, "out"), (self._process.stderr, "err"))
         ]
-        for reader in self._readers:
-            reader.start()
         self._waiter = threading.Thread(target=self._await_end, daemon=True)
-        self._waiter.start()
+
+    def listen(self) -> None:
+        for thread in (*self._readers, self._waiter):
+            if thread.ident is None:
+                thread.start()
 
     @property
     def pid(self) -> int:
@@ -191,6 +194,7 @@ class HostJob:
             self._process.stdin.close()
 
     def wait(self) -> None:
+        self.listen()  # where the agent ends before its answer is out
         self._waiter.join()
 
     def _listen(self, stream: Any, name: str) -> None:
@@ -277,7 +281,10 @@ class Agent:
         if do == "put":  # raw bytes follow; nobody waits for an answer to each of them
             self._files.put(data=self._reader.bytes(int(message.pop("bytes")), self._patience), **message)
         elif do in self._quick:
+            had_job = self._job is not None
             self._reply(number, self._quick[do], message)
+            if self._job is not None and not had_job:
+                self._job.listen()
         elif do in self._slow:
             threading.Thread(target=self._reply, args=(number, self._slow[do], message), daemon=True).start()
         else:

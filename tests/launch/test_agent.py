@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from gnnsys.launch.agent import Agent
 from gnnsys.launch.channel import AgentChannel, HostError, HostLost, agent_command
 from gnnsys.launch.hosts import Host
 from gnnsys.launch.local_facts import host_facts
@@ -101,8 +102,40 @@ def test_a_silent_launcher_is_a_dead_one(agent, tmp_path):
     assert agent.events.get(timeout=HANGS_AFTER)["text"] == "started"
 
 
+def test_no_line_of_a_job_stands_before_the_answer_to_its_start(tmp_path, monkeypatch):
+    """Lines wait where nobody reads them, and an answer behind them would never come."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("gnnsys.launch.agent.torchrun_command", lambda folder, grace, arguments: arguments)
+    said: list[dict] = []
+
+    class Outbox:
+        is_full = False
+
+        def say(self, **message):
+            said.append(message)
+
+        def say_line(self, rank, text, stream):
+            said.append({"event": "line", "text": text})
+
+    agent = Agent(None, Outbox())
+
+    def start_late(**given):
+        answer = agent._start(**given)
+        agent._job._process.wait(HANGS_AFTER)
+        for reader in agent._job._readers:
+            if reader.is_alive():
+                reader.join(HANGS_AFTER)
+        return answer
+
+    agent._quick["start"] = start_late
+    agent._answer({"do": "start", "id": 7, "arguments": ["echo", "started"], "env": {}, "grace": 0.2})
+    agent._job.wait()
+    assert [message.get("id", message.get("event")) for message in said] == [7, "line", "ended"]
+
+
 LAUNCHER = """
 import subprocess, sys, time
+from gnnsys.launch.agent import Agent
 from gnnsys.launch.channel import AgentChannel
 from gnnsys.launch.hosts import Host
 channel = AgentChannel(Host(name="here"), sys.argv[3:], lambda *_: None)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from gnnsys.comm import Client, Kind, Request
+from gnnsys.comm.rendezvous import poll
 from gnnsys.store import Shard, Store, TableSpec
 from gnnsys.store.rounds import Contribution, StepRounds
 from tests.store.cluster import cluster, random_ids, random_rows
@@ -137,6 +138,7 @@ def test_gradients_of_a_job_that_died_are_not_summed_into_the_next_ones():
     with cluster([0], 2) as c:
         c.stores[0].create("t", 4, (1,))
         c.stores[0].step("t", torch.tensor([0]), torch.ones(1, 1), ADAGRAD)  # its rank 1 dies
+        assert poll(lambda: c.shards[0].table("t").rounds._waiting, 120)  # or it would be the later job
         with Client(c.clients[0].peers, sender=1, incarnation=99, timeout=120) as client:
             new = Store(machine_of_part=[0], client=client, rank=1, world_size=2)
             with pytest.raises(TimeoutError, match="rank 0"):
