@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import gnnsys
-from gnnsys.graph import did_you_mean
 from gnnsys.jobs.job_record import JobRecord, SpecEstimate
 from gnnsys.jobs.job_spec import SEED, JobSpec
 from gnnsys.observe import format_size
@@ -96,6 +95,8 @@ def estimate_spec(spec: JobSpec, device: str) -> SpecEstimate:
 def check_call(spec: JobSpec) -> None:
     """ValueError where the function is not there, or does not take these arguments: wherever it runs, it fails."""
     import inspect
+
+    from gnnsys.graph import did_you_mean
 
     if spec.environment.get(_PATH, "") != os.environ.get(_PATH, ""):
         return  # its modules may be elsewhere

@@ -145,8 +145,10 @@ class MessageOutbox:
 
 
 class HostJob:
-    """torchrun on this host, kept by a process of its own (`process_keeper.py`). Nothing is heard of it before `listen`:
-    the launcher reads the answer to `start` first, and no line can stand before that."""
+    """torchrun on this host, kept by a process of its own (`process_keeper.py`).
+
+    Nothing is heard of it before `listen`: the launcher waits for the answer to `start`, and no line may stand before.
+    """
 
     def __init__(
         self, arguments: list[str] | None, env: dict[str, str], grace: float, launch: str, outbox: MessageOutbox

@@ -1,4 +1,4 @@
-"""Services for tests: their workers are forked from a nursery, so that torch need not be imported by each."""
+"""Services for tests: their workers, and what keeps graphs, are forked from a nursery. None of them imports torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gnnsys.jobs import JobService, Queue, worker_process
+from gnnsys.jobs import JobService, Queue, graph_holder, worker_process
 from gnnsys.jobs.job_spec import make_spec
 from gnnsys.jobs.train_job import train
 from tests.jobs.queue_jobs import FOLDER, NAME
@@ -19,7 +19,7 @@ DEADLINE = 120.0
 
 @contextmanager
 def service(folder: Path, **options: Any) -> Iterator[JobService]:
-    with forking(worker_process), JobService(folder, **{"threads": 1, **options}) as made:
+    with forking(worker_process, graph_holder), JobService(folder, **{"threads": 1, **options}) as made:
         yield made
 
 

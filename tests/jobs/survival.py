@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gnnsys.jobs import JobService, Queue, worker_process
+from gnnsys.jobs import JobService, Queue, graph_holder, worker_process
 from tests.jobs.queue_jobs import FOLDER, NAME
 from tests.support import forked_popen
 from tests.support.forked_popen import forking
@@ -70,7 +70,7 @@ def serve(folder: str, seed: str, kill_at: str, nursery: str) -> None:
     if nursery:  # that of the test: importing torch takes longer than all jobs
         known = Nursery(nursery, {})
         forked_popen.nurseries = lambda: (known,)  # type: ignore[assignment]
-    with forking(*([worker_process] if nursery else [])):
+    with forking(*([worker_process, graph_holder] if nursery else [])):
         service = JobService(folder, workers=3, threads=1, on_stage=on_stage)
         with service:
             service.run_until_empty(DEADLINE)

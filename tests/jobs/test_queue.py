@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -257,3 +259,18 @@ def test_a_result_of_a_script_that_is_no_number_is_text(tmp_path: Path):
     assert read_result(tmp_path / "result.json") == ({"loss": "NaN", "bound": "-Infinity"}, "")
     (tmp_path / "result.json").write_text("[" * 100_000)
     assert "is not JSON" in read_result(tmp_path / "result.json")[1]
+
+
+def test_who_lists_jobs_or_keeps_a_script_does_not_wait_for_torch(queue: Queue):
+    queue.submit(JOB, estimate=False)
+    code = "; ".join(
+        [
+            "import sys",
+            "import gnnsys.jobs.run_script",
+            "from gnnsys.cli import main",
+            "sys.argv[1:] and main(['jobs', 'list', '--queue', sys.argv[1]]) == 0 or sys.exit(2)",
+            "sys.exit('torch' in sys.modules)",
+        ]
+    )
+    shown = subprocess.run([sys.executable, "-c", code, str(queue.folder.path)], capture_output=True, text=True)
+    assert shown.returncode == 0 and "queued" in shown.stdout, shown

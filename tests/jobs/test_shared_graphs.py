@@ -24,6 +24,7 @@ from gnnsys.jobs import (
     GraphHolderLost,
     WaitingJob,
     check_holder,
+    graph_holder,
     memory_of,
     noted_graphs,
     release_graphs,
@@ -35,6 +36,7 @@ from gnnsys.jobs.holder_messages import receive, send
 from gnnsys.planning.memory import estimate_memory
 from gnnsys.store import is_shared_memory
 from tests.jobs.graph_users import GraphUsers, made_graph
+from tests.support.forked_popen import forking
 from tests.support.processes import await_true, processes
 
 ARGUMENTS = {"num_nodes": 3000, "num_features": 32, "seed": 4}
@@ -56,9 +58,10 @@ def wrong_graph() -> list[int]:
 def one_holder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GraphHolder]:
     folder = tmp_path_factory.mktemp("queue") / ("long-" * 30)  # a socket's own path may have 107 bytes
     folder.mkdir(mode=0o700)
-    kept = GraphHolder(folder)
-    yield kept
-    kept.close()
+    with forking(graph_holder):
+        kept = GraphHolder(folder)
+        yield kept
+        kept.close()
     assert not list(folder.iterdir())
 
 
@@ -306,7 +309,8 @@ def test_four_processes_map_one_copy_and_none_changes_the_rows_of_another(holder
 
 
 def test_the_end_of_the_holder_is_told_in_one_line(tmp_path: Path) -> None:
-    holder = GraphHolder(tmp_path)
+    with forking(graph_holder):
+        holder = GraphHolder(tmp_path)
     with processes() as running:
         users = GraphUsers(running, tmp_path / "users", ARGUMENTS, [holder.environment()])
         users.ask(0, "map")
@@ -380,7 +384,8 @@ def test_the_holder_ends_with_a_service_that_is_killed_and_the_next_one_has_its_
 
         assert select.select([ended], [], [], 60)[0]
         os.close(ended)
-    holder = GraphHolder(tmp_path)
+    with forking(graph_holder):
+        holder = GraphHolder(tmp_path)
     assert holder.graphs() == []
     holder.close()
     holder.close()
