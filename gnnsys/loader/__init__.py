@@ -12,7 +12,7 @@ from gnnsys.loader.fetch import Fetch, Names
 from gnnsys.loader.given_links import edge_index_of, named_links, resolve_inputs
 from gnnsys.loader.hard_negatives import HardNegatives, ScoredNegatives
 from gnnsys.loader.identity import NAME, check_made_of, check_sampling, checksum, graph_identity, plain
-from gnnsys.loader.in_turn import BatchInTurn, in_turn
+from gnnsys.loader.in_turn import BatchInTurn, KeptSamples, in_turn
 from gnnsys.loader.link_inputs import make_seeder
 from gnnsys.loader.link_loader import LinkNeighborLoader
 from gnnsys.loader.link_seeds import LinkSeeder, LinkSeeds
@@ -52,6 +52,7 @@ __all__ = [
     "InBatchNegatives",
     "Inputs",
     "JointNegatives",
+    "KeptSamples",
     "LinkEnd",
     "LinkNeighborLoader",
     "LinkReader",

@@ -10,14 +10,17 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
 from gnnsys.comm import use_context
 from gnnsys.loader.batch import Batch
 from gnnsys.loader.loader import Loader
+from gnnsys.loader.sampled import Inputs, Sampled
 from gnnsys.pipeline import Stage
+
+_MOST_KEPT = 1 << 30  # bytes of samples
 
 
 @dataclass
@@ -29,13 +32,33 @@ class BatchInTurn:
     seconds: dict[str, float] = field(default_factory=dict)
 
 
+class KeptSamples:
+    """Structures of a loader's batches, for other loaders of the same schedule on the same graph, wherever its parts
+    are: a batch's structure is the same everywhere. What does not fit `most_bytes` is not kept."""
+
+    def __init__(self, most_bytes: int = _MOST_KEPT) -> None:
+        self._room, self._kept = most_bytes, dict[int, Sampled]()
+
+    def keep(self, position: int, sampled: Sampled) -> None:
+        size = sum(tensor.nbytes for tensor in sampled.tensors())
+        if position not in self._kept and size <= self._room:
+            self._room -= size
+            self._kept[position] = replace(sampled, trace=None)
+
+    def take(self, position: int, inputs: Inputs) -> Sampled | None:
+        kept = self._kept.get(position)
+        return None if kept is None else replace(kept, trace=inputs.trace)
+
+
 def in_turn(
-    loader: Loader, num_batches: int, *, ahead: int = 0, clock: Callable[[], float] = time.thread_time
-) -> Iterator[BatchInTurn]:
+    loader: Loader, num_batches: int, *, ahead: int = 0, clock: Callable[[], float] = time.thread_time,
+    samples: KeptSamples | None = None,
+) -> Iterator[BatchInTurn]:  # fmt: skip
     """The first `num_batches` batches. `ahead` batches have been sampled, and their rows asked for, when the rows of
     one are waited for; 0 is what a loader without threads does.
 
-    The pipeline of the loader itself is not used: iterate over one or the other.
+    Batches of `samples` are not sampled again (they have no seconds of that stage); others are kept there. The pipeline
+    of the loader itself is not used: iterate over one or the other.
     """
     stages, schedule = loader.stages_in_turn(), loader.schedule
     first = next((number for number, stage in enumerate(stages) if stage.begin is not None), len(stages))
@@ -45,7 +68,10 @@ def in_turn(
         with use_context(loader.context.at(position)):
             item: Any = ticket
             for stage in stages[:first]:
-                item = _timed(stage, stage.run, item, seconds, clock)
+                kept = None if samples is None or stage.name != "sample" else samples.take(position, item)
+                item = _timed(stage, stage.run, item, seconds, clock) if kept is None else kept
+                if samples is not None and stage.name == "sample":
+                    samples.keep(position, item)
             if first < len(stages):
                 begin = stages[first].begin
                 assert begin is not None

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from gnnsys.comm import Client
 from gnnsys.graph import EdgeType, NodeType
-from gnnsys.loader import Batch, NeighborLoader, PipelineOptions, in_turn
+from gnnsys.loader import Batch, KeptSamples, NeighborLoader, PipelineOptions, in_turn
 from gnnsys.observe import BatchTrace
 from gnnsys.partition import Parts, Placement, open_parts
 from gnnsys.planning import FLOWS, HOME_SHARE, PULLED, WORK, ShareProfile
@@ -133,16 +133,17 @@ def count_shares(
     shares: list[ShareProfile] = []
     carried: list[float] = []
     with part_servers(folder, parts.num_parts) as endpoints:
-        _Counting(parts, endpoints, job, trainers, _WARM).count(0, (), None)  # what is read for the first time
+        _Counting(parts, endpoints, job, trainers, _WARM).count(0, (), None, None)  # what is read for the first time
         counting = _Counting(parts, endpoints, job, trainers, num_batches)
         for number in range(trainers):
-            away, carry = counting.count(number, (), steps)
+            samples = KeptSamples()
+            away, carry = counting.count(number, (), steps, samples)
             home = counting.homes[number]
-            at_home, _ = counting.count(number, home, None)
+            at_home, _ = counting.count(number, home, None, None)  # sampled again: its time is wanted
             late, late_at_home = away, at_home
             if counting.may_differ:
-                late, _ = counting.count(number, (), None, is_late=True)
-                late_at_home, _ = counting.count(number, home, None, is_late=True)
+                late, _ = counting.count(number, (), None, samples, is_late=True)
+                late_at_home, _ = counting.count(number, home, None, samples, is_late=True)
             pulled = {
                 f"{prefix}{name}": getattr(seen, name)
                 for prefix, seen in (("home_", at_home), ("late_", late), ("home_late_", late_at_home))
@@ -169,10 +170,12 @@ class _Counting:
         self.may_differ = False
 
     def count(
-        self, number: int, home: Sequence[int], steps: StepTimes | None, *, is_late: bool = False
-    ) -> tuple[ShareProfile, float]:
-        """A share's profile where its trainer has the parts `home`, and core-seconds of a byte in sockets. `is_late`:
-        rows always come late, so that more batches are under way when one asks for its own."""
+        self, number: int, home: Sequence[int], steps: StepTimes | None, samples: KeptSamples | None, *,
+        is_late: bool = False,
+    ) -> tuple[ShareProfile, float]:  # fmt: skip
+        """A share's profile where its trainer has the parts `home`, and core-seconds of a byte in sockets. `samples`:
+        those of other counts of this share. `is_late`: rows always come late, so that more batches are under way when
+        one asks for its own."""
         parts, trainers = self._parts, self._trainers
         with graph_of_rank(parts, self._endpoints, home, number, trainers) as graph:
             # All ranks on one machine that serves everything: rank i has the i-th range of the seeds.
@@ -188,7 +191,7 @@ class _Counting:
             self.ahead, self.in_flight = loader.num_under_way, loader.num_ahead
             self.may_differ = loader.num_ahead_when_late != loader.num_ahead
             try:
-                return _count(loader, graph, self._num_batches, steps, is_late=is_late)
+                return _count(loader, graph, self._num_batches, steps, samples, is_late=is_late)
             finally:
                 loader.close()
 
@@ -218,8 +221,9 @@ def home_parts(share: range, subpart_seeds: Sequence[int], trainers_per_part: in
 
 
 def _count(
-    loader: NeighborLoader, graph: DistGraph, num_batches: int, steps: StepTimes | None, *, is_late: bool
-) -> tuple[ShareProfile, float]:
+    loader: NeighborLoader, graph: DistGraph, num_batches: int, steps: StepTimes | None, samples: KeptSamples | None, *,
+    is_late: bool,
+) -> tuple[ShareProfile, float]:  # fmt: skip
     """The profile of a loader's share, and core-seconds per byte that neither end's own work accounts for."""
     if not len(loader):
         raise ValueError("there are no seeds to train on: the mask is empty")
@@ -229,9 +233,9 @@ def _count(
     stepping = 0.0
     began_all, began_own = time.process_time(), time.thread_time()
     ahead = loader.num_ahead_when_late if is_late else loader.num_ahead
-    for made in in_turn(loader, num_batches, ahead=ahead):
+    for made in in_turn(loader, num_batches, ahead=ahead, samples=samples):
         at = made.position
-        work["sampling"][at] = made.seconds["sample"] + made.seconds["schedule"] + made.seconds["compact"]
+        work["sampling"][at] = sum(made.seconds.get(stage, 0.0) for stage in ("schedule", "sample", "compact"))
         work["fetching"][at] = made.seconds["fetch"]
         before = time.process_time()
         _describe(made.batch, graph, flows, work, at)

@@ -183,7 +183,7 @@ def fitted_batches(work: Workload) -> Iterator[Case]:
         def both() -> tuple[float, float]:
             given = {"place": "device", "batch_size": sizes.batch_size}
             fitted = fit_argument(job, "batch_size", given, "h200", limit).value
-            return float(fitted), float(bisect_on_device(job, fitted, limit))
+            return float(fitted), float(bisect_on_device(job, fitted, limit, sizes.seeds))
 
         return work.once("jobs/fit", both)
 
@@ -195,8 +195,8 @@ def fitted_batches(work: Workload) -> Iterator[Case]:
     yield _case("fit", "batch_size off by", "%", off, lambda: OFF_BY, BOUND, 1.0)
 
 
-def bisect_on_device(job: Callable[..., TrainingJob], start: int, limit: int, num_steps: int = 12) -> int:
-    """The largest batch size, within 1%, with which the job runs in `limit` bytes of the GPU."""
+def bisect_on_device(job: Callable[..., TrainingJob], start: int, limit: int, most: int, num_steps: int = 12) -> int:
+    """The largest batch size up to `most`, within 1%, with which the job runs in `limit` bytes of the GPU."""
     total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
 
     def runs(batch_size: int) -> bool:
@@ -225,7 +225,9 @@ def bisect_on_device(job: Callable[..., TrainingJob], start: int, limit: int, nu
         if low == 0:
             return 0
     while high == low or runs(high):
-        low, high = high, max(high * 11 // 10, high + 1)
+        if high >= most:  # a batch has all input nodes: a larger value takes no more
+            return most
+        low, high = high, min(max(high * 11 // 10, high + 1), most)
     while high - low > max(1, low // 100):
         middle = (low + high) // 2
         low, high = (middle, high) if runs(middle) else (low, middle)

@@ -18,7 +18,7 @@ from gnnsys.planning.memory.caching_allocator import DeviceFull
 from gnnsys.planning.memory.estimate import TracedJob, trace_job
 from gnnsys.planning.memory.loader_batches import BatchCounts, draw_batches
 from gnnsys.planning.memory.many_steps import ManySteps, _like
-from gnnsys.planning.memory.step_pattern import count_values, find_pattern
+from gnnsys.planning.memory.step_pattern import StepPattern, count_values, find_pattern
 from gnnsys.planning.memory.trace import trace_steps
 from gnnsys.planning.memory.training_job import make_job
 from tests.planning.memory.test_loader_batches import DEVICE
@@ -70,23 +70,27 @@ def few() -> ManySteps:
     return traced()[0]
 
 
-def test_sizes_of_batches_that_were_not_traced_follow_from_their_counts():
-    """Beside a trace of 60 of these batches, of which six were learned from."""
-    few, drawn = traced()
+@pytest.fixture(scope="module")
+def all_steps() -> tuple[StepPattern, list[BatchCounts]]:
+    """Of a trace of all 60 steps, and the counts of their batches."""
+    drawn = traced()[1]
     real = trace_steps(planned_job({"place": "device", "batch_size": 1024}), "cuda", STEPS)
     whole = find_pattern(real.changes, real.starts, drawn)
     assert whole is not None and len(whole.steps) == STEPS
+    return whole, drawn
+
+
+def test_sizes_of_batches_that_were_not_traced_follow_from_their_counts(few: ManySteps, all_steps):
+    """Beside a trace of 60 of these batches, of which six were learned from."""
+    whole, drawn = all_steps
     values = torch.tensor([count_values(counts) for counts in drawn], dtype=torch.float64)
     told = few.pattern.sizes(values)[FEW:].sum(1)
     made = torch.tensor([sum(step.sizes) for step in whole.steps[FEW:]])
     assert float(((told - made).abs() / made).max()) < 0.02
 
 
-def test_what_is_reserved_after_many_steps_is_that_of_a_trace_of_all_of_them():
-    few, drawn = traced()
-    real = trace_steps(planned_job({"place": "device", "batch_size": 1024}), "cuda", STEPS)
-    pattern = find_pattern(real.changes, real.starts, drawn)
-    assert pattern is not None
+def test_what_is_reserved_after_many_steps_is_that_of_a_trace_of_all_of_them(few: ManySteps, all_steps):
+    pattern, drawn = all_steps
     whole = dataclasses.replace(few, pattern=pattern, drawn=drawn)
     told, found = few.replay(), whole.replay()
     assert told.peak_allocated == pytest.approx(found.peak_allocated, rel=0.02)
