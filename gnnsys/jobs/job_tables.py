@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
@@ -107,7 +108,10 @@ def _state(job: JobRecord) -> str:
 
 
 def _seconds(job: JobRecord) -> str:
+    """Of its last attempt; so far, where it still runs."""
     seconds = job.times.seconds
+    if job.state is JobState.RUNNING and job.started is not None:
+        seconds = max(0.0, time.time() - job.started)
     return "" if seconds is None else f"{seconds:.1f}"
 
 

@@ -233,6 +233,7 @@ def test_a_job_is_shown_in_lines_of_which_none_is_empty(queue: Queue, capsys):
     assert (running["state"], running["arguments"], running["seed"]) == ("running", '{"lr": 0.1}', "7")
     assert (running["checkpoints"], running["memory"]) == ("every 2 steps", "3.0 MiB set aside")
     assert running["process"] == str(THIS.pid) and "A=b" in running["environment"]
+    assert float(running["seconds"]) >= 0, "so far"
     queue._database.finish(number, 1, JobState.DONE, measured=2 << 20, result={"loss": 0.25, "odd": "a\x1b\nb"})
     assert main(["jobs", "show", str(number), "--queue", str(queue.folder.path)]) == 0
     lines = capsys.readouterr().out.splitlines()
