@@ -20,13 +20,14 @@ if TYPE_CHECKING:
     from gnnsys.planning.profile.job_profile import JobProfile
 
 HEADER_BYTES = 200  # of a message: its packets' headers, framing and seal
-HEADER_SHARE = 0.01  # of what is sent: headers of packets; and as many bytes come back to acknowledge them
+HEADER_SHARE = 0.0025  # of what is sent: headers of packets; between namespaces 0.1 to 0.4% (docs/profile.md)
+ACK_SHARE = 0.0015  # of what comes the other way: 0.1 to 0.2%
 _COLD = 8  # batches whose rows are asked for while nothing is kept yet: left out where there are enough others
 
 
 def bytes_on_wire(sent: Any, *, back: Any, messages: Any) -> Any:
     """What a link carries of so many bytes in so many messages, while `back` bytes come the other way; arrays too."""
-    return sent + HEADER_SHARE * (sent + back) + HEADER_BYTES * messages
+    return sent + HEADER_SHARE * sent + ACK_SHARE * back + HEADER_BYTES * messages
 
 
 def as_tasks(

@@ -22,7 +22,7 @@ from tests.planning.profile.profiles import made_profile
 def on_the_wire(share: ShareProfile, name: str) -> np.ndarray:
     """Bytes of a share's flows with headers of packets, as as_tasks says them."""
     sent, both = getattr(share, name), share.bytes_in + share.bytes_out
-    return sent + 0.01 * both + 200 * share.requests * (sent > 0)
+    return sent + 0.0025 * sent + 0.0015 * (both - sent) + 200 * share.requests * (sent > 0)
 
 
 def total(tasks: TrainingTasks, demands: Demands, kind: str) -> np.ndarray:
