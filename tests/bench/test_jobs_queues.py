@@ -53,6 +53,7 @@ def test_sides_are_what_their_names_say():
     assert {name for name, side in SIDES.items() if not side.is_warm} == {"cold"}
     assert {name for name, side in SIDES.items() if side.workers > 2} == {"continuous", "continuous4"}
     assert not any(SIDES[name].uses_estimates for name in ("cold", "warm", "slices", "mps"))
+    assert [name for name, side in SIDES.items() if not side.is_told] == ["untold2"]
 
 
 def test_every_case_has_its_own_name_and_bad_settings_are_named():
@@ -98,6 +99,17 @@ def test_a_queue_runs_to_its_end_twice_and_the_second_time_lengths_are_known():
     for run in (first.check(), again.check()):
         assert len(run.times) == len(calls) and 0 < run.queueing < run.completion <= run.makespan
     assert [job.result["loss"] for job in first.times] == [job.result["loss"] for job in again.times]
+
+
+@pytest.mark.long
+def test_jobs_that_nobody_has_estimated_are_estimated_by_the_service_and_have_the_same_results():
+    given = {"device": "cpu", "capacity": None}
+    calls = small_calls("GCN")
+    told = [QueuedCall(target=call.target, arguments=call.arguments, memory=1 << 26) for call in calls]
+    [untold] = run_queue(SIDES["untold2"], [calls], told[0], **given)
+    [known] = run_queue(SIDES["continuous2"], [told], told[0], **given)
+    assert all(job.memory and job.memory != 1 << 26 for job in untold.check().times)
+    assert [job.result["loss"] for job in untold.times] == [job.result["loss"] for job in known.times]
 
 
 @pytest.mark.long

@@ -12,6 +12,7 @@ always scarce. Epochs are fewer than the paper's 200 and the same on all sides (
     base, lmcf, bmc                 the paper's groups, two workers, MPS
     continuous2, 4, continuous      no barrier; two, four and eight workers, MPS
     continuous2, again              the same queue once more: lengths and who disturbs whom are known
+    untold2                         as continuous2, and the service estimates the jobs while it runs others
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class QueueBench:
 
     def _runs(self, side: str) -> list[QueueRun]:
         calls = self._calls
-        if SIDES[side].uses_estimates:
+        if SIDES[side].uses_estimates and SIDES[side].is_told:
             memory = self.estimates().memory
             calls = [
                 QueuedCall(target=c.target, arguments=c.arguments, memory=m) for c, m in zip(calls, memory, strict=True)

@@ -18,6 +18,7 @@ SIDES = {
     "lmcf": QueueSide(policy="lmcf", workers=2),
     "bmc": QueueSide(policy="bmc", workers=2),
     "continuous2": QueueSide(policy="continuous", workers=2),
+    "untold2": QueueSide(policy="continuous", workers=2, is_told=False),
     "continuous4": QueueSide(policy="continuous", workers=4),
     "continuous": QueueSide(policy="continuous", workers=CHOSEN_WORKERS),
 }
