@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from gnnsys.jobs.device_facts import DeviceFacts
 from gnnsys.jobs.grid import combinations, parse_grid
 from gnnsys.jobs.job_record import JobRecord, JobState, JobTimes
 from gnnsys.jobs.job_spec import JobSpec, make_spec
@@ -75,6 +76,7 @@ _MODULE_OF = {
 
 __all__ = [
     "ContinuousPolicy",
+    "DeviceFacts",
     "DeviceSharing",
     "EndedRun",
     "FifoPolicy",

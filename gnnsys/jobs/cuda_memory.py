@@ -35,6 +35,13 @@ def device_bytes(index: int = 0) -> int:
     return found.value
 
 
+def device_name(index: int = 0) -> str:
+    """As the driver says it, such as "NVIDIA H200"."""
+    cuda, found = _driver(), ctypes.create_string_buffer(256)
+    _call(cuda, "cuDeviceGetName", found, ctypes.c_int(len(found)), _device(cuda, index))
+    return found.value.decode(errors="replace")
+
+
 def _driver() -> ctypes.CDLL:
     try:
         cuda = ctypes.CDLL(_LIBRARY)

@@ -95,7 +95,7 @@ class JobEstimator:
     def _order(self, worker: WorkerProcess, job: JobRecord) -> None:
         worker.send(
             {
-                "do": "estimate", "number": job.number, "spec": job.spec.to_json(), "device": self._queue.device,
+                "do": "estimate", "number": job.number, "spec": job.spec.to_json(), "kind": self._queue.kind,
                 "capacity": self._queue.room.capacity, "factor": min(FIRST_FACTOR, self._queue.history.factor),
             }
         )  # fmt: skip

@@ -100,9 +100,10 @@ class Queue:
         from gnnsys.jobs.job_memory import check_call, estimate_spec, too_large
 
         settings = self._database.settings()
-        if not settings or not settings["uses_estimates"]:
+        kind = settings.get("kind")
+        if not kind:  # no service yet, or one that estimates nothing
             return [SpecEstimate()] * len(specs)
-        capacity, factor, device = settings["capacity"], settings["factor"], settings["device"]
+        capacity, factor = settings["capacity"], settings["factor"]
         known: dict[str, SpecEstimate] = {}
         until = time.monotonic() + _ESTIMATE_SECONDS
         for spec in specs:
@@ -114,11 +115,11 @@ class Queue:
                 continue
             if not spec.is_script and spec.memory is None:
                 check_call(spec)
-            found = estimate_spec(spec, device)
+            found = estimate_spec(spec, kind)
             own = 0 if found.num_bytes is None else int(found.num_bytes * (factor if found.how == "traced" else 1.0))
             needed = own + sum(found.graphs.values())
             if needed > capacity:
-                raise ValueError(too_large(spec, needed, capacity, device, factor))
+                raise ValueError(too_large(spec, needed, capacity, kind, factor))
             known[spec.likeness] = found
         return [known[spec.likeness] for spec in specs]
 

@@ -22,13 +22,14 @@ STAGES = ("estimated", "chosen", "start written", "ordered", "end told", "end wr
 
 
 class ServedQueue:
-    """`queued` and `running` are by number. `device`, `room` and `uses_estimates` are those of the service, and
-    `on_stage(name)` is called at each of `STAGES`."""
+    """`queued` and `running` are by number. `device`, `room` and `uses_estimates` are those of the service, `kind` says
+    by whose profile it estimates, and `on_stage(name)` is called at each of `STAGES`."""
 
     def __init__(
-        self, folder: QueueFolder, device: str, room: Room, uses_estimates: bool, on_stage: Callable[[str], None]
-    ) -> None:
-        self.folder, self.device, self.room = folder, device, room
+        self, folder: QueueFolder, device: str, kind: str, room: Room, uses_estimates: bool,
+        on_stage: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self.folder, self.device, self.kind, self.room = folder, device, kind, room
         self.uses_estimates, self.on_stage = uses_estimates, on_stage
         self.queued: dict[int, JobRecord] = {}
         self.running: dict[int, RunningJob] = {}
@@ -122,9 +123,8 @@ class ServedQueue:
         self._told_factor = self.history.factor
         self.database.set(
             {
-                "device": self.device,
+                "kind": self.kind,
                 "capacity": self.room.capacity,
                 "factor": self._told_factor,
-                "uses_estimates": self.uses_estimates,
             }
         )

@@ -20,9 +20,9 @@ from multiprocessing.connection import wait
 from types import TracebackType
 from typing import Any
 
+from gnnsys.jobs.device_facts import DeviceFacts
 from gnnsys.jobs.job_ender import JobEnder
 from gnnsys.jobs.job_estimator import JobEstimator
-from gnnsys.jobs.job_memory import choose_capacity
 from gnnsys.jobs.job_record import JobState, JobTimes
 from gnnsys.jobs.job_starter import JobStarter
 from gnnsys.jobs.pace_keeper import PaceKeeper
@@ -69,7 +69,9 @@ class JobService:
             raise ValueError(f"device must be cpu or cuda, got {device!r}")
         self.folder, self.device = QueueFolder(folder), "cuda:0" if device == "cuda" else device
         wanted = None if capacity is None else parse_size(capacity)
-        self.room = Room(capacity=choose_capacity(self.device, wanted, workers), workers=workers)
+        facts = DeviceFacts.ask(self.device)
+        self.room = Room(capacity=facts.choose_capacity(wanted, workers), workers=workers)
+        kind, self._said = facts.kind() if uses_estimates else ("", "")
         self._watch = SharingWatch()
         judge = sharing or (self._watch if is_judged and workers > 1 else None)
         self._paces = PaceKeeper(judge)
@@ -81,7 +83,7 @@ class JobService:
         cores, log = len(os.sched_getaffinity(0)), self.folder.path / "workers.log"
         self.pool = WorkerPool(workers, self.device, threads or max(1, cores // workers), log, is_warm)
         shares_graphs = is_warm if shares_graphs is None else shares_graphs
-        self._queue = ServedQueue(self.folder, self.device, self.room, uses_estimates, on_stage)
+        self._queue = ServedQueue(self.folder, self.device, kind, self.room, uses_estimates, on_stage)
         self._shared = SharedDevice(self.folder.path, self.device, self.room, device_sharing, shares_graphs)
         self._estimator = JobEstimator(self._queue, log)
         self._starter = JobStarter(self._queue, chosen, self.pool, self._shared, self._paces)
@@ -101,6 +103,8 @@ class JobService:
             self._queue.open()
             if (known := self._queue.database.settings().get("sharing")) is not None:
                 self._watch.record = SharingRecord.from_json(known)
+            if self._said:
+                _log.warning("%s", self._said)
             self._recover()
             self._shared.start()
             self._begin_workers()

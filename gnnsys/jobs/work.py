@@ -110,13 +110,13 @@ class JobWorker:
     def _estimate(self, order: Mapping[str, Any]) -> None:
         spec = JobSpec.from_json(order["spec"])
         self._fresh.restore(spec.folder, spec.environment)
-        found = estimate_spec(spec, order["device"])
+        found = estimate_spec(spec, order["kind"])
         factor, capacity = float(order["factor"]), int(order["capacity"])
         refusal, needed = "", 0
         if found.num_bytes is not None and found.how == "traced":
             needed = int(found.num_bytes * factor) + sum(found.graphs.values())
         if needed > capacity:
-            refusal = too_large(spec, needed, capacity, order["device"], factor)
+            refusal = too_large(spec, needed, capacity, order["kind"], factor)
         self.tell({"did": "estimate", "number": order["number"], "found": asdict(found), "refusal": refusal})
 
     def _run(self, order: Mapping[str, Any]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from gnnsys.jobs.device_facts import DeviceFacts
 from tests.support.processes import processes
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -66,3 +67,8 @@ def test_cache_batches_and_bins_of_a_job_with_a_cap_are_the_same_beside_a_ballas
     assert beside == alone
     assert len(alone["bins"][0]) > 2, "all nodes are in one bin: nothing was chosen"
     assert 0 < alone["cache"] <= CAP // 2
+
+
+def test_a_queue_knows_the_memory_and_the_name_of_its_device_as_torch_does():
+    told = torch.cuda.get_device_properties(0)
+    assert DeviceFacts.ask("cuda:0") == DeviceFacts("cuda:0", told.total_memory, told.name)

@@ -34,9 +34,9 @@ _MOST_ESTIMATORS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class QueueSide:
-    """One way to run a queue. `uses_estimates=False`: jobs start whatever they take, as without a queue. `is_told=False`:
-    nobody has estimated the jobs before, so the service does, while it runs others. `sharing` is "mps", "slices", or
-    "auto": MPS where it is to be had. `threads` of each worker; None: its share of the cores."""
+    """One way to run a queue. `uses_estimates=False`: jobs start whatever they take, as without a queue. With
+    `is_told=False` nobody has estimated them before: the service does, while it runs others. `sharing` is "mps",
+    "slices", or "auto": MPS where it is to be had. `threads` of each worker; None: its share of the cores."""
 
     policy: str = "fifo"
     workers: int = 1

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from functools import partial
 from pathlib import Path
@@ -89,6 +90,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # a batch system's: temporary files go, too
+    try:
+        return _run(args)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _run(args: argparse.Namespace) -> int:
     from gnnsys.bench import SUITES, SuiteOptions, check_machine, load_suite, run_suite, shipped_suites
     from gnnsys.cli.bench_files import WITH_FILES
     from gnnsys.lab import available as lab_available

@@ -25,7 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "job", nargs="?", metavar="MODULE:FUNCTION", help="such as train:job, of a module here or on PYTHONPATH"
     )
     parser.add_argument("--args", metavar="JSON", default="{}", help="its arguments, such as '{\"hidden\": 256}'")
-    parser.add_argument("--device", default="cpu", help="cpu, h200, or what was calibrated (default: %(default)s)")
+    parser.add_argument(
+        "--device", default="cpu", help="cpu, h200, what was calibrated, or cuda: the GPU here (default: %(default)s)"
+    )
     parser.add_argument("--steps", type=int, default=2, metavar="N", help="steps to trace (default: %(default)s)")
     parser.add_argument("--fit", metavar="NAME", help="the largest value of this argument that fits, as batch_size")
     parser.add_argument(

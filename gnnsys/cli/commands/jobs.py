@@ -83,7 +83,7 @@ def _add_job_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_serve_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", default="cpu", help="cpu or cuda (cpu)")
+    parser.add_argument("--device", help="cpu or cuda (default: cuda where there is a GPU)")
     parser.add_argument("--capacity", metavar="SIZE", help="26G: what jobs may take together (default: most of it)")
     parser.add_argument("--workers", type=int, default=2, metavar="N", help="jobs that run at a time (2)")
     parser.add_argument("--threads", type=int, metavar="N", help="of each worker (default: its share of the cores)")
@@ -194,14 +194,15 @@ def _serve(args: argparse.Namespace, folder: str) -> int:
     import signal
     import threading
 
-    from gnnsys.jobs import JobService, job_lines
+    from gnnsys.jobs import DeviceFacts, JobService, job_lines
     from gnnsys.observe import format_size
 
-    if args.sharing == "mps" and args.device == "cpu":
+    device = args.device or DeviceFacts.ask_default().device
+    if args.sharing == "mps" and device == "cpu":
         raise ValueError("--sharing mps is for a GPU: add --device cuda, or leave --sharing away")
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     service = JobService(
-        folder, device=args.device, capacity=_size("--capacity", args.capacity), workers=args.workers,
+        folder, device=device, capacity=_size("--capacity", args.capacity), workers=args.workers,
         threads=args.threads, is_warm=not args.cold, policy=args.policy, device_sharing=args.sharing,
     )  # fmt: skip
     stop = threading.Event()
@@ -209,7 +210,7 @@ def _serve(args: argparse.Namespace, folder: str) -> int:
         signal.signal(number, lambda *_: stop.set())
     with service:
         size = format_size(service.room.capacity)
-        print(f"serving {service.folder.path}: {args.workers} at a time, {size} of {args.device}", flush=True)
+        print(f"serving {service.folder.path}: {args.workers} at a time, {size} of {service.device}", flush=True)
         ended = []
         if args.until_empty:
             ended = service.run_until_empty(stop=stop)

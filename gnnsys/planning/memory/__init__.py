@@ -11,7 +11,14 @@ from gnnsys.planning.memory.device_events import (
     compare_on_device,
     run_on_device,
 )
-from gnnsys.planning.memory.device_profile import DeviceProfile, ScratchCurve, load_device_profile, save_device_profile
+from gnnsys.planning.memory.device_profile import (
+    DeviceProfile,
+    ScratchCurve,
+    device_kind_of,
+    known_kinds,
+    load_device_profile,
+    save_device_profile,
+)
 from gnnsys.planning.memory.estimate import JobMemory, MemoryShare, estimate_memory, format_bytes, watched_peak
 from gnnsys.planning.memory.fit import ArgumentFit, fit_argument
 from gnnsys.planning.memory.ledger import MemoryKind
@@ -37,10 +44,12 @@ __all__ = [
     "WholeGraph",
     "calibrate_device",
     "compare_on_device",
+    "device_kind_of",
     "estimate_memory",
     "find_job",
     "fit_argument",
     "format_bytes",
+    "known_kinds",
     "load_device_profile",
     "make_job",
     "probe_memory",

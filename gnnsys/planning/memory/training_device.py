@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from gnnsys.planning.memory.device_profile import DeviceProfile, known_kinds, load_device_profile
+import torch
+
+from gnnsys.planning.memory.device_profile import DeviceProfile, device_kind_of, known_kinds, load_device_profile
 
 GIB = 1 << 30
 
@@ -28,9 +30,14 @@ DEVICES = {
 
 
 def training_device(device: str | TrainingDevice) -> TrainingDevice:
-    """By name: cpu, or a kind of device that has a profile, of the package or measured here by `--calibrate`."""
+    """By name: cpu, or a kind of device that has a profile, of the package or measured here by `--calibrate`; "cuda" is
+    the kind of the GPU that is here."""
     if isinstance(device, TrainingDevice):
         return device
+    if device == "cuda":
+        if not torch.cuda.is_available():
+            raise ValueError("device 'cuda' is the GPU of this machine, and torch finds none: name one, such as 'h200'")
+        device = device_kind_of(torch.cuda.get_device_name())
     profile = None if device == "cpu" else load_device_profile(device)
     if device not in DEVICES and profile is None:
         known = sorted({*DEVICES, *known_kinds()})

@@ -1,0 +1,58 @@
+"""What a device has, and by whose profile its jobs are estimated."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gnnsys.jobs import Queue
+from gnnsys.jobs.device_facts import DeviceFacts
+from gnnsys.planning import DeviceProfile, save_device_profile
+from tests.jobs.queue_jobs import FOLDER, NAME
+
+GIB, MIB = 1 << 30, 1 << 20
+T1000 = DeviceFacts("cuda:0", 4 * GIB, "NVIDIA T1000 8GB")
+PROFILE = DeviceProfile("t1000-8gb", "NVIDIA T1000 8GB", "2.11.0", capacity=4 * GIB, product_workspace=256 * MIB)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def test_the_host_has_its_memory_and_most_of_it_is_for_jobs():
+    facts = DeviceFacts.ask("cpu")
+    assert facts.num_bytes == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert facts.kind() == ("cpu", "") and facts.choose_capacity(None, 2) == int(0.8 * facts.num_bytes)
+
+
+def test_a_gpu_keeps_room_for_a_context_per_worker_and_gives_no_more_than_it_has():
+    assert 4 * GIB - 2 * GIB < T1000.choose_capacity(None, 2) < 4 * GIB - GIB
+    assert T1000.choose_capacity(GIB, 2) == GIB
+    with pytest.raises(ValueError, match=r"at most the 4.0 GiB that cuda:0 has, got 5.0 GiB: give --capacity 4G or"):
+        T1000.choose_capacity(5 * GIB, 2)
+
+
+def test_jobs_are_estimated_by_the_profile_of_their_gpu_or_by_another_one_and_that_is_said():
+    assert DeviceFacts("cuda:0", 140 * GIB, "NVIDIA H200").kind() == ("h200", "")
+    kind, said = T1000.kind()
+    assert kind == "h200" and said.startswith("nobody has measured a NVIDIA T1000 8GB here") and "--calibrate" in said
+    save_device_profile(PROFILE)
+    assert T1000.kind() == ("t1000-8gb", "")
+
+
+def test_who_submits_estimates_for_the_device_of_the_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    save_device_profile(PROFILE)
+    monkeypatch.chdir(FOLDER)
+    found = []
+    with Queue(tmp_path / "queue") as queue:
+        for number, kind in enumerate(["h200", "t1000-8gb"]):
+            queue._database.set({"kind": kind, "capacity": 4 * GIB, "factor": 1.15})
+            job = queue.submit(f"{NAME}:rows", {"num_rows": 1000 + number, "batch_size": 50})
+            found.append(queue.show(job).estimated)
+        queue._database.set({"kind": "t9", "capacity": 4 * GIB, "factor": 1.15})
+        unknown = queue.show(queue.submit(f"{NAME}:rows", {"num_rows": 2000, "batch_size": 50}))
+    assert found[0] and found[1] and found[1] - found[0] > 100 * MIB, "the workspaces of cuBLAS"
+    assert (unknown.estimate, unknown.estimated) == ("unknown", None), "it runs alone"
