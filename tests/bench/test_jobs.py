@@ -3,7 +3,14 @@
 import pytest
 
 from gnnsys.bench.case import NotHere
-from gnnsys.bench.jobs.estimates import LIMITS, estimated_jobs, explained_jobs, measured_peaks, traced_peaks
+from gnnsys.bench.jobs.estimates import (
+    LIMITS,
+    TracesAhead,
+    estimated_jobs,
+    explained_jobs,
+    measured_peaks,
+    traced_peaks,
+)
 from gnnsys.bench.jobs.table_four import GRAPHS, KINDS, LAYERS, SMALL, grid
 from gnnsys.bench.workload import QUICK, Workload
 
@@ -18,6 +25,15 @@ def test_an_estimate_for_a_device_needs_none():
     arguments = {"library": "gnnsys", "kind": "GAT", "layers": 3, **SMALL["small"]._asdict()}
     found = traced_peaks(arguments, "h200")
     assert 32 << 20 < found.allocated < found.reserved
+
+
+@pytest.mark.long  # one process makes the same estimates, above
+def test_estimates_of_several_processes_are_those_of_one(monkeypatch):
+    monkeypatch.setattr("gnnsys.bench.jobs.estimates.num_estimators", lambda num_jobs: 2)
+    jobs = list(grid(is_full=False, libraries=("gnnsys",)))
+    with Workload(QUICK) as work:
+        ahead = TracesAhead(work, jobs, "h200")
+        assert [ahead.peaks(job) for job in jobs] == [traced_peaks(job.arguments, "h200") for job in jobs]
 
 
 def test_the_full_grid_is_every_model_on_every_graph_of_the_paper_in_every_depth():

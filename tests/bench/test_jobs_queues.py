@@ -86,7 +86,8 @@ def test_estimates_have_safety_and_take_time():
 
 
 @pytest.mark.long
-def test_estimates_for_a_device_are_made_by_several_processes():
+def test_estimates_for_a_device_are_made_by_several_processes(monkeypatch):
+    monkeypatch.setattr("gnnsys.bench.jobs.queue_runs.num_estimators", lambda num_jobs: 2)
     calls = small_calls("GCN")
     assert estimate_calls(calls, "cuda").memory == tuple(estimate_calls([call], "cuda").memory[0] for call in calls)
 

@@ -2,7 +2,8 @@
 
 Models are ours and PyG's with the settings of CoGNN (V-A: hidden 64, GAT 8 x 8, Adam, whole graphs), on random graphs
 of the sizes of its Table IV. On a GPU a job's figures are torch's `max_memory_allocated` and `max_memory_reserved` of
-two steps, with caches and cuBLAS's workspace given back before; on the CPU the bytes of live tensors.
+two steps, with caches and cuBLAS's workspace given back before; on the CPU the bytes of live tensors. For a GPU
+jobs are traced by processes of their own, meanwhile.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import gzip
 import json
 import statistics
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import torch
 
 from gnnsys.bench.case import OURS, Benchmark, Case, NotHere, Side, Versus, value
+from gnnsys.bench.jobs.estimators import estimators, num_estimators
 from gnnsys.bench.jobs.table_four import KINDS, LIBRARIES, GridJob, grid, whole_graph_job
 from gnnsys.bench.peers import find
 from gnnsys.bench.workload import FULL, Workload
@@ -65,6 +68,24 @@ def measured_peaks(arguments: dict[str, Any], device: str) -> MemoryPeaks:
     return MemoryPeaks(run.allocated, run.reserved)
 
 
+class TracesAhead:
+    """Traced figures of some jobs. All are begun when the first is asked for, where several processes can be had."""
+
+    def __init__(self, work: Workload, jobs: list[GridJob], device: str) -> None:
+        self._work, self._jobs, self._device = work, jobs, device
+
+    def peaks(self, job: GridJob) -> MemoryPeaks:
+        count = num_estimators(len(self._jobs))
+        if count < 2 or self._device == "cpu":
+            return traced_peaks(job.arguments, self._device)
+        begun = self._work.once(f"jobs/estimate/{self._jobs[0].name}, traces", lambda: self._begin(count))
+        return begun[job].result()
+
+    def _begin(self, count: int) -> dict[GridJob, Future[MemoryPeaks]]:
+        pool = self._work.enter(estimators(count))
+        return {job: pool.submit(traced_peaks, job.arguments, self._device) for job in self._jobs}
+
+
 def libraries_here() -> tuple[str, ...]:
     return tuple(name for name in LIBRARIES if name == "gnnsys" or not isinstance(find(name), str))
 
@@ -77,20 +98,23 @@ def estimated_jobs(work: Workload) -> Iterator[Case]:
     target = "h200" if torch.cuda.is_available() else "cpu"
     errors: dict[GridJob, JobError] = {}
     for library in libraries_here():
+        ahead = TracesAhead(work, list(grid(work.sizes is FULL, (library,))), target)
         for kind in KINDS:
             jobs = [job for job in grid(work.sizes is FULL, (library,)) if job.kind == kind]
             for job in jobs:
-                yield from _cases(work, job, target, errors)
+                yield from _cases(work, job, target, ahead, errors)
             yield from _summary(f"{library}/{kind}", jobs, errors)
         yield from _summary(f"{library}", list(grid(work.sizes is FULL, (library,))), errors)
     yield from _summary("all", list(grid(work.sizes is FULL, libraries_here())), errors)
 
 
-def _cases(work: Workload, job: GridJob, target: str, errors: dict[GridJob, JobError]) -> Iterator[Case]:
+def _cases(
+    work: Workload, job: GridJob, target: str, ahead: TracesAhead, errors: dict[GridJob, JobError]
+) -> Iterator[Case]:
     name = f"jobs/estimate/{job.name}"
 
     def peaks() -> tuple[MemoryPeaks, MemoryPeaks]:
-        traced, measured = traced_peaks(job.arguments, target), measured_peaks(job.arguments, target)
+        traced, measured = ahead.peaks(job), measured_peaks(job.arguments, target)
         off = [100 * (a - b) / b for a, b in zip(traced, measured, strict=True)]
         errors[job] = JobError(*off)
         return traced, measured

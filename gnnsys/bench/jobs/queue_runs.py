@@ -8,28 +8,23 @@ is a row of its own.
 from __future__ import annotations
 
 import logging
-import os
 import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from gnnsys.bench.case import NotHere
 from gnnsys.bench.jobs.device_watch import DeviceWatch
+from gnnsys.bench.jobs.estimators import estimators, num_estimators
 from gnnsys.jobs import FifoPolicy, JobService, JobTimes, Queue
 from gnnsys.planning import estimate_memory, find_job
 
 SAFETY = 1.15  # V-C
 RUN_SECONDS = 420.0
-_MOST_ESTIMATORS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,11 +115,11 @@ class TimedEstimates:
 
 def estimate_calls(calls: Sequence[QueuedCall], device: str) -> TimedEstimates:
     """Estimates all, some at a time, each in a process that no other estimate disturbs."""
-    count = min(_MOST_ESTIMATORS, len(os.sched_getaffinity(0)), len(calls))
+    count = num_estimators(len(calls))
     if count < 2 or device == "cpu":
         found = [_estimate(call, device) for call in calls]
     else:
-        with ProcessPoolExecutor(count, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+        with estimators(count) as pool:
             found = list(pool.map(_estimate, calls, [device] * len(calls)))
     return TimedEstimates(tuple(memory for memory, _ in found), sum(seconds for _, seconds in found))
 

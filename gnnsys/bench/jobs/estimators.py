@@ -1,0 +1,28 @@
+"""Processes that estimate: each on one thread, where no other estimate disturbs it. None of them touches a GPU."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
+
+import torch
+
+_MOST = 14
+
+
+def num_estimators(num_jobs: int) -> int:
+    """As many as there are cores and jobs, but for two cores that keep the GPU busy."""
+    return max(1, min(_MOST, len(os.sched_getaffinity(0)) - 2, num_jobs))
+
+
+@contextmanager
+def estimators(count: int) -> Iterator[ProcessPoolExecutor]:
+    """What was not begun when the block ends is not done."""
+    pool = ProcessPoolExecutor(count, get_context("spawn"), torch.set_num_threads, (1,))
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
