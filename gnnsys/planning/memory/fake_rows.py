@@ -28,6 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from gnnsys.planning.memory.accumulation import in_place, works_in_place
+from gnnsys.planning.memory.known_shapes import KnownShapes
 from gnnsys.planning.memory.ledger import MemoryKind, StepPhase, StorageLedger
 from gnnsys.planning.memory.repeated_operators import RepeatedOperators
 from gnnsys.planning.memory.trace_ends import TraceEnds
@@ -51,6 +52,7 @@ PRODUCTS = {
     torch.ops.aten.dot.default,
 }
 _MASKED_SELECT = torch.ops.aten.masked_select.default
+_DEVICE = torch.ops.prim.device.default  # what `.device` of a fake tensor asks for: half of all that is dispatched
 _BATCH_NORM = torch.ops.aten.native_batch_norm.default
 
 
@@ -101,9 +103,11 @@ class FakeRows(TorchDispatchMode):
         self._twin_of: dict[int, tuple[weakref.ref[Any], Tensor]] = {}  # fake storage -> keeps the real one alive
         self._written: dict[int, weakref.ref[Any]] = {}  # real storages into which something fake was written
         self._makes_rows: dict[Any, bool | None] = {}
-        self._repeated = RepeatedOperators()
+        self._repeated, self._shapes = RepeatedOperators(), KnownShapes(self._fake_mode)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _DEVICE and type(args[0]) is FakeTensor:
+            return args[0].fake_device
         if works_in_place(func, args, kwargs):
             ended = self._told(func, args, kwargs or {})
             if ended is not None:
@@ -159,6 +163,13 @@ class FakeRows(TorchDispatchMode):
             return tree_unflatten(flat, spec)[0][0] if func._schema.returns else None
         if func in _TAKES_MASKS:
             flat, spec = tree_flatten(self._masks_as_places(*tree_unflatten(flat, spec)))
+        if func is not _BATCH_NORM:
+            given = tree_unflatten(flat, spec)
+            key = self._shapes.key(func, *given)
+            if (known := None if key is None else self._shapes.make(key)) is not None:
+                return self._enter_known(func, given, known)
+        else:
+            key = None
         twins = [self._twin_or_value(value) for value in flat]
         original = {id(twin): value for twin, value in zip(twins, flat, strict=True) if isinstance(value, Tensor)}
         args, kwargs = tree_unflatten(twins, spec)
@@ -183,6 +194,8 @@ class FakeRows(TorchDispatchMode):
         values, out_spec = tree_flatten(out)
         if func is _BATCH_NORM:
             self._correct_batch_norm(values, args)
+        if key is not None:
+            self._shapes.keep(key, values)
         for index, value in enumerate(values):
             if isinstance(value, Tensor):
                 if id(value) in original:
@@ -192,6 +205,15 @@ class FakeRows(TorchDispatchMode):
         if ended is not None:
             ended()
         return tree_unflatten(values, out_spec)
+
+    def _enter_known(self, func: Any, given: Any, known: list[Any]) -> Any:
+        """As `_pretend` ends, for results that were made without asking torch."""
+        ended = self._told(func, *given)
+        for value in known:
+            self.ledger.made(value, op_name(func))
+        if ended is not None:
+            ended()
+        return tuple(known) if len(func._schema.returns) > 1 else known[0]
 
     def _masks_as_places(self, args: Sequence[Any], kwargs: Any) -> tuple[Sequence[Any], Any]:
         """Indexing by a real mask, as torch does it: by the places where it is true, found for this operator alone."""
