@@ -303,7 +303,7 @@ class Client:
     ) -> None:  # fmt: skip
         header = wire.make_header(
             kind, request_id, timeout_us=int(self._watch.lost_after * 1e6), sender=self._sender,
-            incarnation=self._incarnation, share=share,
+            incarnation=self._incarnation, share=share or (self._share.of_ping(link) if kind == Kind.PING else 0),
         )  # fmt: skip
         with contextlib.suppress(zmq.ZMQError, ValueError):  # sent again when it is due again
             self._transmit(link, connection, kind, wire.encode(header, arrays, options, self._limits))

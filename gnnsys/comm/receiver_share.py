@@ -2,7 +2,7 @@
 
 Every request for rows or structure carries the share of its peer. When peers begin or cease to send, those that still
 send are told their new share by a heartbeat on the control connection, which never waits behind rows: not at once, as
-requests to many peers are made one after the other, and not for a small difference.
+requests to many peers are made one after the other, and not for a small difference. Later heartbeats say it again.
 """
 
 from __future__ import annotations
@@ -57,6 +57,11 @@ class ReceiverShare:
             num_flows = max(num_flows, self._told_flows)
         share = self._links[peer].told_share = max(1, int(min(rate / num_flows, _MOST_SHARE)))
         return share
+
+    def of_ping(self, link: Link) -> int:
+        """What every heartbeat says again while its peer sends: one that told a share may have been lost, or have come
+        before the request that it was about."""
+        return link.told_share if self.rate is not None and link.peer not in self._without and link.is_sending() else 0
 
     def note_change(self, now: float) -> None:
         """A request was made, or answered."""
