@@ -39,12 +39,15 @@ class DeviceFacts:
         )
         package = str(Path(gnnsys.__file__).resolve().parents[1])
         path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
-        told = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, timeout=_PROBE_SECONDS,
-            env=os.environ | {"PYTHONPATH": path},
-        )  # fmt: skip
-        if told.returncode:
-            said = (told.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        try:
+            told = subprocess.run(
+                [sys.executable, "-c", code], capture_output=True, text=True, timeout=_PROBE_SECONDS,
+                env=os.environ | {"PYTHONPATH": path},
+            )  # fmt: skip
+            said = (told.stderr.strip().splitlines() or ["it said nothing"])[-1] if told.returncode else ""
+        except subprocess.TimeoutExpired:
+            said = f"its driver does not answer within {_PROBE_SECONDS:g} s"
+        if said:
             raise ValueError(
                 f"device {device} cannot be used ({said}): gnnsys jobs serve --device cpu runs on the host"
             )
@@ -53,7 +56,11 @@ class DeviceFacts:
 
     @classmethod
     def ask_default(cls) -> DeviceFacts:
-        """The first GPU where there is one, else the host."""
+        """The first GPU where there is one that torch was built for, else the host."""
+        import torch
+
+        if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
+            return cls.ask("cpu")
         try:
             return cls.ask("cuda:0")
         except ValueError:

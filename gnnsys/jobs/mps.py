@@ -23,6 +23,7 @@ _PROGRAM = "nvidia-cuda-mps-control"
 _SERVER = "nvidia-cuda-mps-server"
 _PIPE, _LOG, _LIMIT = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 _LONGEST_PIPE = 80  # bytes of a path: that of a socket may have 107, and the daemon adds names of its own
+_START_SECONDS = 20.0  # that the control program has to start a daemon
 _COMMAND_SECONDS = 20.0
 _PROBE_SECONDS = 60.0
 _QUIT_SECONDS = 5  # that clients have to end before the daemon ends their servers
@@ -169,17 +170,23 @@ class MpsDaemon:
             each.mkdir(mode=0o700, exist_ok=True)
 
     def _start(self) -> None:
-        started = subprocess.run(
-            [self._program, "-d"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=_COMMAND_SECONDS,
-            env={**os.environ, **self.environment()},
-            start_new_session=True,  # Ctrl-C is for the service, which then ends it
-            check=False,
-        )
+        try:
+            started = subprocess.run(
+                [self._program, "-d"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=_START_SECONDS,
+                env={**os.environ, **self.environment()},
+                start_new_session=True,  # Ctrl-C is for the service, which then ends it
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            self.close()
+            raise MpsUnavailable(
+                f"{self._program} has not started a daemon within {_START_SECONDS:g} s: share the device by time slices"
+            ) from None
         end = time.monotonic() + _COMMAND_SECONDS
         while started.returncode == 0 and time.monotonic() < end:
             if self.is_alive():

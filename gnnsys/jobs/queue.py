@@ -103,7 +103,10 @@ class Queue:
         kind = settings.get("kind")
         if not kind:  # no service yet, or one that estimates nothing
             return [SpecEstimate()] * len(specs)
+        from gnnsys.planning import known_kinds
+
         capacity, factor = settings["capacity"], settings["factor"]
+        has_profile = kind in ("cpu", *known_kinds())  # as the service has, which may have another cache
         known: dict[str, SpecEstimate] = {}
         until = time.monotonic() + _ESTIMATE_SECONDS
         for spec in specs:
@@ -113,9 +116,9 @@ class Queue:
             if is_traced and (Path.cwd() != Path(spec.folder) or time.monotonic() > until):
                 known[spec.likeness] = SpecEstimate()  # the service does it, in that folder
                 continue
-            if not spec.is_script and spec.memory is None:
+            if is_traced:
                 check_call(spec)
-            found = estimate_spec(spec, kind)
+            found = estimate_spec(spec, kind) if has_profile or not is_traced else SpecEstimate()
             own = 0 if found.num_bytes is None else int(found.num_bytes * (factor if found.how == "traced" else 1.0))
             needed = own + sum(found.graphs.values())
             if needed > capacity:

@@ -151,6 +151,14 @@ class QueueDatabase:
                 [(*found.columns(), number) for number in numbers],
             )
 
+    def forget_estimates(self) -> None:
+        """Jobs that have not ended are estimated anew, but those whose memory was stated."""
+        with self._transaction():
+            self._db.execute(
+                "UPDATE jobs SET estimated=NULL, estimate='', graphs='{}' WHERE state IN (?, ?) AND estimate<>'stated'",
+                (JobState.QUEUED.value, JobState.RUNNING.value),
+            )
+
     def start(self, number: int, process: ProcessIdentity, reserved: int) -> int | None:
         """The number of the attempt that begins; None where the job is no longer queued."""
         with self._transaction():

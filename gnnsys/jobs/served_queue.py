@@ -42,6 +42,8 @@ class ServedQueue:
         self._database = QueueDatabase(self.folder.database)
         self.history = JobHistory(self.database.in_state(JobState.DONE))
         self.queued, self._seen = {}, -1
+        if self.kind and self.database.settings().get("kind", self.kind) != self.kind:
+            self.database.forget_estimates()  # of another kind of device
         self._write_settings()
 
     def close(self) -> None:

@@ -80,8 +80,11 @@ class JobWorker:
 
     def tell(self, answer: Mapping[str, Any]) -> None:
         data = json.dumps(answer).encode() + b"\n"
-        while data:  # a pipe takes large messages in pieces
-            data = data[os.write(self._answers, data) :]
+        try:
+            while data:  # a pipe takes large messages in pieces
+                data = data[os.write(self._answers, data) :]
+        except BrokenPipeError:  # the service has gone: what reads orders may not know it yet
+            os._exit(0)
 
     def serve(self) -> int:
         """Called when the thread that reads orders is there: it is no leftover of a job."""

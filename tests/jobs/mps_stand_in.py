@@ -2,7 +2,8 @@
 """Speaks as nvidia-cuda-mps-control does, where there is no GPU: `-d` starts a daemon that goes on by itself, and what
 comes on standard input is asked of the daemon, through the pipe directory. For tests of how processes are handled.
 
-TEST_MPS says what goes wrong: "refuses" (does not start), "silent" (starts, and does not answer).
+TEST_MPS says what goes wrong: "refuses" (does not start), "hangs" (does not even say so), "silent" (starts, and answers
+nothing).
 """
 
 import os
@@ -10,6 +11,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from pathlib import Path
 
 PIPE = Path(os.environ["CUDA_MPS_PIPE_DIRECTORY"])
@@ -21,6 +23,8 @@ def start() -> None:
     if FAULT == "refuses":
         print("Cannot find MPS control daemon's device")
         sys.exit(1)
+    if FAULT == "hangs":
+        time.sleep(300)
     listener = socket.socket(socket.AF_UNIX)
     SOCKET.unlink(missing_ok=True)
     listener.bind(str(SOCKET))

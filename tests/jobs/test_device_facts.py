@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 
-from gnnsys.jobs import Queue
+from gnnsys.jobs import JobService, Queue
 from gnnsys.jobs.device_facts import DeviceFacts
 from gnnsys.planning import DeviceProfile, save_device_profile
 from tests.jobs.queue_jobs import FOLDER, NAME
@@ -55,4 +58,38 @@ def test_who_submits_estimates_for_the_device_of_the_service(tmp_path: Path, mon
         queue._database.set({"kind": "t9", "capacity": 4 * GIB, "factor": 1.15})
         unknown = queue.show(queue.submit(f"{NAME}:rows", {"num_rows": 2000, "batch_size": 50}))
     assert found[0] and found[1] and found[1] - found[0] > 100 * MIB, "the workspaces of cuBLAS"
-    assert (unknown.estimate, unknown.estimated) == ("unknown", None), "it runs alone"
+    assert (unknown.estimate, unknown.estimated) == ("", None), "the service does it, which has that profile"
+
+
+def test_jobs_that_wait_are_estimated_anew_for_a_device_of_another_kind(tmp_path: Path, monkeypatch):
+    save_device_profile(PROFILE)
+    monkeypatch.chdir(FOLDER)
+    rows = {"num_rows": 1000, "batch_size": 50}
+    facts = {"cpu": DeviceFacts.ask("cpu"), "cuda:0": T1000}
+    monkeypatch.setattr(DeviceFacts, "ask", classmethod(lambda cls, device: facts[device]))
+    seen = []
+    with Queue(tmp_path / "queue") as queue:
+        for device in ("cuda", "cuda", "cpu"):
+            made = JobService(tmp_path / "queue", device=device)
+            made._queue.open()
+            if not seen:
+                queue.submit(f"{NAME}:rows", rows)
+                queue.submit(f"{NAME}:rows", rows, memory="1G")
+            seen.append([job.estimate for job in queue.list()])
+            made._queue.close()
+    assert seen == [["traced", "stated"]] * 2 + [["", "stated"]]
+
+
+@pytest.mark.parametrize("problem", ["torch", "driver", None])
+def test_the_default_is_a_gpu_that_answers_and_that_torch_is_built_for(problem, monkeypatch: pytest.MonkeyPatch):
+    def run(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
+        if problem == "driver":
+            raise subprocess.TimeoutExpired(command, 120.0)
+        return subprocess.CompletedProcess(command, 0, json.dumps([T1000.num_bytes, T1000.name]), "")
+
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: problem != "torch")
+    monkeypatch.setattr(subprocess, "run", run)
+    assert DeviceFacts.ask_default() == (DeviceFacts.ask("cpu") if problem else T1000)
+    if problem == "driver":
+        with pytest.raises(ValueError, match=r"cuda:0 cannot be used \(its driver does not answer within 120 s\)"):
+            DeviceFacts.ask("cuda:0")

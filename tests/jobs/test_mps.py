@@ -16,7 +16,7 @@ import pytest
 
 from gnnsys.jobs import mps
 from gnnsys.jobs.mps import DeviceSharing, MpsDaemon, MpsUnavailable, start_sharing
-from tests.support.processes import await_true, processes
+from tests.support.processes import alive, await_true, processes
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_the_daemon_of_a_service_that_was_killed_is_adopted_and_ended_by_the_nex
         daemon.start()
         assert daemon.was_adopted and daemon._processes() == [pid]
         daemon.close()
-        await_true(lambda: not Path(f"/proc/{pid}").exists() or _is_zombie(pid), "the daemon has ended", 60)
+        await_true(lambda: not alive(pid), "the daemon has ended", 60)
 
 
 def test_a_daemon_that_does_not_answer_is_ended_and_another_one_started(
@@ -146,6 +146,14 @@ def test_a_daemon_that_refuses_to_start_says_why(program: str, tmp_path: Path, m
     assert not (tmp_path / "mps").exists()
 
 
+def test_a_control_program_that_hangs_is_ended_and_jobs_take_turns(program: str, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("TEST_MPS", "hangs")
+    monkeypatch.setattr(mps, "_START_SECONDS", 0.1)
+    sharing = start_sharing(tmp_path, program=program)
+    assert sharing.mps is None and "has not started a daemon within 0.1 s: share the device by" in sharing.said
+    assert not (tmp_path / "mps").exists()
+
+
 def test_after_an_error_that_took_all_clients_along_another_daemon_serves(daemon: MpsDaemon) -> None:
     sharing = DeviceSharing("by MPS", daemon.start())
     (before,) = daemon._processes()
@@ -160,7 +168,3 @@ def test_after_an_error_that_took_all_clients_along_another_daemon_serves(daemon
 def test_the_real_probe_says_what_the_driver_says(daemon: MpsDaemon) -> None:
     daemon.start()
     assert "libcuda" in str(mps._probe(daemon)) or "cuInit" in str(mps._probe(daemon))
-
-
-def _is_zombie(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"

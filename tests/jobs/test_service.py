@@ -16,7 +16,7 @@ from gnnsys.jobs.process_identity import ProcessIdentity
 from gnnsys.jobs.waiting_list import list_waiting
 from tests.jobs.queue_jobs import FOLDER, NAME
 from tests.jobs.queue_services import DEADLINE, expected, kill, left_in, run_until, service, submit
-from tests.support.processes import alive, await_shared_memory_freed, await_true, shared_memory
+from tests.support.processes import alive, await_shared_memory_freed, await_true, run_code, shared_memory
 
 KINDS = ({"kind": "whole", "hidden": 4}, {"kind": "loader", "epochs": 2}, {"kind": "torch"})
 
@@ -277,6 +277,20 @@ def test_a_process_is_told_from_a_later_one_with_its_number():
     assert later.is_another() and ProcessIdentity(this.pid, this.start, "before").is_another()
     assert not this.is_another()
     assert signal.getsignal(signal.SIGTERM) is not None
+
+
+GONE = """
+import os
+from gnnsys.jobs.work import JobWorker
+reading, writing = os.pipe()
+os.close(reading)
+JobWorker(writing, "cpu", 1).tell({"did": "step"})
+"""
+
+
+def test_a_worker_whose_service_was_killed_ends_without_a_word():
+    ended = run_code(GONE)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
 
 def test_a_cold_service_gives_the_same_results(queue: Queue):
