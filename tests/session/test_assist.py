@@ -36,11 +36,12 @@ def plan_of(*samplers: PlacedSampler) -> LaunchPlan:
 def assisting(plan: LaunchPlan) -> Iterator[tuple[Assistant, Assistants, Client]]:
     """h2 in this process, which is machine 1, and a client of rank 0."""
     with socket.socket() as place:
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # kept until the server has it: nobody else gets it
         place.bind(("127.0.0.1", 0))
         where = f"tcp://127.0.0.1:{place.getsockname()[1]}"
-    assistants = Assistants.with_new_key({"h2": where})
-    assistant = Assistant(plan, assistants, "h2")
-    assistant.server.start()
+        assistants = Assistants.with_new_key({"h2": where})
+        assistant = Assistant(plan, assistants, "h2")
+        assistant.server.start()
     client = Client({1: where}, sender=0, incarnation=1, keys=assistants.keys, timeout=60)
     try:
         yield assistant, assistants, client
