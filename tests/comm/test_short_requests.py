@@ -9,7 +9,7 @@ import pytest
 import torch
 import zmq
 
-from gnnsys.comm import HEADER_BYTES, Header, Kind, Limits, RemoteValueError, Reply, Request, ShortReply, wire
+from gnnsys.comm import HEADER_BYTES, Header, Kind, Limits, RemoteValueError, Reply, Request, Server, ShortReply, wire
 from tests.comm.endpoints import DEADLINE, joined, until
 
 OTHER = int(Kind.SAMPLE)
@@ -51,6 +51,7 @@ def test_a_small_request_is_answered_while_all_workers_are_busy_and_nothing_wait
     with joined(served.handlers, short={Kind.PULL: served.short}, threads=2) as (server, client):
         held = [client.request(0, OTHER) for _ in range(2)]
         until(lambda: server.counters()["unanswered"] == 2 and server.counters()["queue"] == 0)
+        until(lambda: "PING" in server.counters()["kinds"])  # the client's first heartbeat
         until(lambda: server._wake_up.sleeping)  # what comes right behind another is handed over
         assert value(client.request(0, Kind.PULL)) == 7
         served.release.set()
@@ -118,7 +119,7 @@ def test_it_is_counted_as_any_other():
 
 def test_a_request_that_comes_twice_is_served_once():
     served = Short()
-    with joined(served.handlers, short={Kind.PULL: served.short}) as (server, _), zmq.Context() as context:
+    with Server(served.handlers, short={Kind.PULL: served.short}) as server, zmq.Context() as context:
         dealer = context.socket(zmq.DEALER)
         dealer.rcvtimeo, dealer.linger = int(1000 * DEADLINE), 0
         dealer.connect(server.endpoints[0])
