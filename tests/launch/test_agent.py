@@ -135,7 +135,6 @@ def test_no_line_of_a_job_stands_before_the_answer_to_its_start(tmp_path, monkey
 
 LAUNCHER = """
 import subprocess, sys, time
-from gnnsys.launch.agent import Agent
 from gnnsys.launch.channel import AgentChannel
 from gnnsys.launch.hosts import Host
 channel = AgentChannel(Host(name="here"), sys.argv[3:], lambda *_: None)

@@ -195,7 +195,7 @@ class FakeRows(TorchDispatchMode):
         if func is _BATCH_NORM:
             self._correct_batch_norm(values, args)
         if key is not None:
-            self._shapes.keep(key, values)
+            self._shapes.keep(key, values, twins)
         for index, value in enumerate(values):
             if isinstance(value, Tensor):
                 if id(value) in original:

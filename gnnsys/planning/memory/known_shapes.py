@@ -49,12 +49,15 @@ class KnownShapes:
         kept = self._kept.get(key)
         return None if kept is None else [self._new(each) for each in kept]
 
-    def keep(self, key: Any, results: Sequence[Any]) -> None:
-        """Where each is a whole storage of its own, as `make` makes it."""
+    def keep(self, key: Any, results: Sequence[Any], given: Sequence[Any] = ()) -> None:
+        """Where each is a whole storage of its own on the host, as `make` makes it, and none of what was `given`."""
         if not results or not all(type(each) is FakeTensor and each.layout is torch.strided for each in results):
             return
+        if any(each.fake_device != _CPU for each in results):
+            return
         storages = [each.untyped_storage() for each in results]
-        if len({storage._cdata for storage in storages}) < len(storages):
+        taken = {each.untyped_storage()._cdata for each in given if type(each) is FakeTensor}
+        if len({storage._cdata for storage in storages} - taken) < len(storages):
             return
         made = [_Made(tuple(each.shape), each.stride(), each.dtype) for each in results]
         for each, one, storage in zip(results, made, storages, strict=True):

@@ -91,3 +91,15 @@ def test_a_result_that_is_a_piece_of_a_larger_storage_is_not_kept():
         piece = torch.empty(8, 4)[:, :2]
     shapes.keep("key", [piece])
     assert shapes.make("key") is None
+
+
+def test_a_result_that_is_an_argument_or_on_another_device_is_not_kept():
+    """As of `aten.dropout` where nothing is trained, and of `.to("meta")`."""
+    mode = FakeTensorMode()
+    shapes = KnownShapes(mode)
+    with mode:
+        rows, elsewhere = torch.empty(8, 4), torch.empty(8, 4, device="meta")
+    shapes.keep("same", [rows], [rows])
+    shapes.keep("elsewhere", [elsewhere])
+    shapes.keep("other", [rows], [elsewhere])
+    assert shapes.make("same") is None and shapes.make("elsewhere") is None and shapes.make("other") is not None
