@@ -64,10 +64,12 @@ class JobEstimator:
             self._order(worker, job)
 
     def told(self, worker: WorkerProcess, answer: Mapping[str, Any]) -> None:
+        found, refusal = SpecEstimate(**answer["found"]), str(answer["refusal"])
         each = self._under_way.pop(worker, None)
+        if each is None:
+            return  # of jobs that were cancelled, or a job has written it to the pipe of a worker
         self.pool.give_back(worker)
-        found = SpecEstimate(**answer["found"])
-        if each is not None and self._write(each.likeness, found, answer["refusal"]):
+        if self._write(each.likeness, found, refusal):
             if found.why:
                 _log.warning("job %d runs alone, its memory was not to be estimated: %s", answer["number"], found.why)
             self._queue.on_stage("estimated")

@@ -121,6 +121,8 @@ def test_a_database_that_is_no_queue_is_refused(tmp_path: Path):
         (["submit", "nonsense"], "a function is MODULE:FUNCTION, such as train:job"),
         (["submit", JOB, "--args", "{hidden}"], "--args must be JSON"),
         (["submit", JOB, "--args", '{"lr": NaN}'], "argument lr is nan, which JSON has no number for"),
+        (["submit", JOB, "--args", "[" * 30_000], "--args must be JSON"),
+        (["wait", "--timeout", "nan"], "timeout must be a number of seconds, got nan"),
         (["submit", JOB, "--memory", "much"], "a size must look like 4G"),
         (["submit", JOB, "--env", "X"], "--env takes NAME=VALUE"),
         (["submit", JOB, "--dir", "/nowhere"], "there is no folder /nowhere to run the job in"),

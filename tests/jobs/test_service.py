@@ -55,6 +55,7 @@ def test_results_are_those_of_each_job_alone_and_what_goes_wrong_harms_no_other(
         assert ended[number].state is JobState.FAILED and said in ended[number].error
     assert "RuntimeError: as it was asked to" in queue.logs(min(bad))
     assert queue.logs(good[0]) == "hidden 4, seed 0\n"
+    assert queue.logs(max(bad)) == 3 * "about to crash\n"
     assert ended[died].state is JobState.DONE and ended[died].attempts == 2
     assert ended[left].state is JobState.DONE
     for job in (ended[number] for number in good):
@@ -387,3 +388,30 @@ def test_thousands_of_jobs_are_read_once_and_not_in_every_round(queue: Queue, mo
     with service(queue.folder.path, workers=1) as running:
         run_until(running, lambda: len(running._queue.database.endings()) >= 5)
     assert read < 1100, "those that were waiting once, and a few for each that has ended"
+
+
+def test_a_job_that_writes_answers_of_its_worker_harms_no_other(queue: Queue, tmp_path: Path):
+    forged = submit(queue, "forges", {"at": str(tmp_path / "forged")}, memory="1M")
+    after = submit(queue, "job", dict(KINDS[0]), memory="1M")
+    with service(queue.folder.path, workers=1) as running:
+        ended = {job.number: job for job in running.run_until_empty(DEADLINE)}
+    assert (ended[forged].state, ended[forged].attempts) == (JobState.DONE, 2)
+    assert ended[after].result == expected(dict(KINDS[0]))
+
+
+def test_alarms_and_the_mask_of_a_job_are_not_those_of_the_next(queue: Queue):
+    submit(queue, "sets_alarm", memory="1M")
+    number = submit(queue, "tells_alarm", memory="1M")
+    with service(queue.folder.path, workers=1) as running:
+        running.run_until_empty(DEADLINE)
+    result = queue.show(number).result
+    assert (result["alarm"], result["handler"]) == (0.0, True) and result["mask"] != 0o777
+
+
+def test_what_a_job_prints_on_a_full_disk_is_lost_and_no_job_with_it(queue: Queue):
+    numbers = [submit(queue, "job", dict(KINDS[0]), memory="1M") for _ in range(2)]
+    with service(queue.folder.path, workers=1) as running:
+        queue.folder.log(numbers[0]).symlink_to("/dev/full")
+        ended = running.run_until_empty(DEADLINE)
+    assert [(job.state, job.attempts) for job in ended] == [(JobState.DONE, 1)] * 2
+    assert queue.logs(numbers[1]) == "hidden 4, seed 0\n"
