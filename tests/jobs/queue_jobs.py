@@ -121,6 +121,10 @@ def spoils(epochs: int = 2) -> TrainingJob:
     raise SystemExit(3)
 
 
+def exits() -> TrainingJob:
+    raise SystemExit(3)
+
+
 def dies(number: int = 9, at: str = "") -> TrainingJob:
     """Its process is killed in the first attempt; `at` is a file that says so to the second."""
 

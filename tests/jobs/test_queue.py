@@ -179,6 +179,13 @@ def test_what_no_process_could_call_is_refused_where_a_service_has_run(queue: Qu
     queue.submit(f"{NAME}:jbo", environment={"PYTHONPATH": "/elsewhere"})
 
 
+def test_a_function_that_ends_its_process_by_sys_exit_ends_not_who_submits_it(queue: Queue, monkeypatch):
+    monkeypatch.chdir(FOLDER)
+    with JobService(queue.folder.path, shares_graphs=False, is_warm=False):
+        pass  # which leaves what it has
+    assert queue.show(queue.submit(f"{NAME}:exits")).estimate == "unknown"
+
+
 def test_a_queue_that_is_not_there_is_named(tmp_path: Path, capsys):
     assert main(["jobs", "list", "--queue", str(tmp_path / "none")]) == 2
     assert "there is no queue" in capsys.readouterr().err and not (tmp_path / "none").exists()

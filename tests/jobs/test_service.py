@@ -415,3 +415,12 @@ def test_what_a_job_prints_on_a_full_disk_is_lost_and_no_job_with_it(queue: Queu
         ended = running.run_until_empty(DEADLINE)
     assert [(job.state, job.attempts) for job in ended] == [(JobState.DONE, 1)] * 2
     assert queue.logs(numbers[1]) == "hidden 4, seed 0\n"
+
+
+def test_a_script_that_cannot_be_started_fails_once_and_says_why(queue: Queue, tmp_path: Path):
+    (tmp_path / "train.py").touch()
+    words = [queue.submit("train.py", words=[word], folder=tmp_path, memory="1M") for word in ("\ud800", "a\0b")]
+    with service(queue.folder.path) as running:
+        ended = running.run_until_empty(DEADLINE)
+    assert [job.number for job in ended] == words and all(job.attempts == 1 for job in ended)
+    assert all("cannot be started" in job.error for job in ended)
