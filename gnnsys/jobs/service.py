@@ -264,7 +264,7 @@ class JobService:
         if job is None or job.runner is not worker or list(job.key) != answer["job"]:
             return  # of an attempt that is over
         if answer["did"] == "step":
-            job.pace.tell(int(answer["steps"]), float(answer["at"]), float(answer["paused"]))
+            job.pace.tell(int(answer["steps"]), float(answer["clock"]), float(answer["paused"]))
             if not job.has_stepped:
                 with contextlib.suppress(QueueDiskFull):  # the next step is written down instead
                     self._queue.database.stepped(*job.key, float(answer["at"]))

@@ -267,3 +267,15 @@ def tells_alarm() -> TrainingJob:
         return {"alarm": signal.getitimer(signal.ITIMER_REAL)[0], "mask": mask, "handler": handler is signal.SIG_DFL}
 
     return linear(evaluate=evaluate)
+
+
+def sets_clock(at: str) -> TrainingJob:
+    """The clock of its process is set an hour ahead at every look, until the file `at` is there."""
+    real, looks = time.time, [0]
+
+    def ahead() -> float:
+        looks[0] += 1
+        return real() + 3600.0 * looks[0]
+
+    time.time = ahead
+    return waits(at)

@@ -424,3 +424,18 @@ def test_a_script_that_cannot_be_started_fails_once_and_says_why(queue: Queue, t
         ended = running.run_until_empty(DEADLINE)
     assert [job.number for job in ended] == words and all(job.attempts == 1 for job in ended)
     assert all("cannot be started" in job.error for job in ended)
+
+
+def test_a_clock_that_is_set_makes_no_job_look_slow(queue: Queue, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("gnnsys.jobs.running_job._WINDOW_SECONDS", 0.0)
+    number = submit(queue, "sets_clock", {"at": str(tmp_path / "at")}, memory="1M")
+
+    def rate() -> float | None:
+        job = running._queue.running.get(number)
+        return None if job is None else job.pace.rate
+
+    with service(queue.folder.path, workers=1, is_warm=False) as running:
+        run_until(running, lambda: rate() is not None)
+        assert (rate() or 0.0) > 1.0, "steps per second"
+        queue.cancel(number)
+        running.run_until_empty(DEADLINE)
