@@ -15,7 +15,7 @@ from typing import Any
 
 from gnnsys.jobs.job_memory import FIRST_FACTOR
 from gnnsys.jobs.job_record import JobRecord, SpecEstimate
-from gnnsys.jobs.queue_database import QueueDiskFull
+from gnnsys.jobs.queue_database import NOT_WRITTEN
 from gnnsys.jobs.served_queue import ServedQueue
 from gnnsys.jobs.worker_pool import WorkerPool
 from gnnsys.jobs.worker_process import WorkerProcess
@@ -109,7 +109,7 @@ class JobEstimator:
             self._queue.database.set_estimate(numbers, found)
             for number in numbers if refusal else ():
                 self._queue.database.refuse(number, refusal)
-        except QueueDiskFull:
+        except NOT_WRITTEN:
             return False
         finally:
             self._queue.reread(*numbers)

@@ -27,7 +27,7 @@ from gnnsys.jobs.job_record import JobState, JobTimes
 from gnnsys.jobs.job_starter import JobStarter
 from gnnsys.jobs.pace_keeper import PaceKeeper
 from gnnsys.jobs.policies import ContinuousPolicy, Policy, Room, SharingRecord, SharingWatch, find_policy
-from gnnsys.jobs.queue_database import QueueDiskFull
+from gnnsys.jobs.queue_database import NOT_WRITTEN
 from gnnsys.jobs.queue_folder import QueueFolder
 from gnnsys.jobs.script_process import ScriptProcess
 from gnnsys.jobs.served_queue import ServedQueue
@@ -181,7 +181,7 @@ class JobService:
             self._starter.start_jobs()
             self._judge()
             self._is_full = False
-        except QueueDiskFull as error:  # nothing has changed: it is tried again
+        except NOT_WRITTEN as error:  # nothing has changed: it is tried again
             if not self._is_full:
                 _log.error("%s", error)
             self._is_full, self._disk_at = True, time.monotonic() + _DISK_SECONDS
@@ -266,7 +266,7 @@ class JobService:
         if answer["did"] == "step":
             job.pace.tell(int(answer["steps"]), float(answer["clock"]), float(answer["paused"]))
             if not job.has_stepped:
-                with contextlib.suppress(QueueDiskFull):  # the next step is written down instead
+                with contextlib.suppress(*NOT_WRITTEN):  # the next step is written down instead
                     self._queue.database.stepped(*job.key, float(answer["at"]))
                     job.has_stepped = True
         elif answer["did"] == "end":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -439,3 +440,17 @@ def test_a_clock_that_is_set_makes_no_job_look_slow(queue: Queue, tmp_path: Path
         assert (rate() or 0.0) > 1.0, "steps per second"
         queue.cancel(number)
         running.run_until_empty(DEADLINE)
+
+
+def test_a_process_that_holds_the_database_holds_up_a_service_and_no_more(queue: Queue, monkeypatch):
+    number = submit(queue, "linear", memory="1M")
+    monkeypatch.setattr("gnnsys.jobs.queue_database._BUSY_SECONDS", 0.01)
+    monkeypatch.setattr("gnnsys.jobs.service._DISK_SECONDS", 0.01)
+    with service(queue.folder.path) as running:
+        other = sqlite3.connect(queue.folder.database, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        run_until(running, lambda: running._is_full)
+        other.execute("ROLLBACK")
+        other.close()
+        running.run_until_empty(DEADLINE)
+    assert (queue.show(number).state, queue.show(number).attempt) == (JobState.DONE, 1)
