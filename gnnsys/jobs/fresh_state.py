@@ -42,7 +42,7 @@ def kept_generators() -> Iterator[None]:
 class _LogFile(io.FileIO):
     """What a job prints on a full disk is lost, and the job goes on."""
 
-    def write(self, data: Any) -> int | None:
+    def write(self, data: Any, /) -> int:
         try:
             return super().write(data)
         except OSError as error:
