@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import io
 import logging
 import os
 import random
@@ -21,6 +22,7 @@ import numpy as np
 import torch
 
 from gnnsys.jobs.process_identity import descendants
+from gnnsys.jobs.queue_folder import NO_ROOM
 
 _THREAD_SECONDS = 2.0
 
@@ -37,6 +39,24 @@ def kept_generators() -> Iterator[None]:
         random.setstate(states[2])
 
 
+class _LogFile(io.FileIO):
+    """What a job prints on a full disk is lost, and the job goes on."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            return memoryview(data).nbytes
+
+
+def _log_stream(number: int, errors: str) -> io.TextIOWrapper:
+    """Line by line: it can be read while the job runs, and after the job was killed."""
+    raw = io.BufferedWriter(_LogFile(number, "w", closefd=False))
+    return io.TextIOWrapper(raw, encoding="utf-8", errors=errors, line_buffering=True)
+
+
 class FreshState:
     """Made once, when a worker is ready; `restore` before every job, `leftovers` after it."""
 
@@ -45,10 +65,11 @@ class FreshState:
         self._environment, self._folder = dict(os.environ), os.getcwd()
         self._path, self._words = list(sys.path), list(sys.argv)
         self._modules = set(sys.modules)
-        self._streams: tuple[Any, ...] = (sys.stdout, sys.stderr)
+        self._streams = _log_stream(1, "strict"), _log_stream(2, "backslashreplace")
         self._filters = list(warnings.filters)
         self._handlers, self._level = list(logging.getLogger().handlers), logging.getLogger().level
-        self._signals = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._signals = {number: signal.getsignal(number) for number in signal.valid_signals()}
+        self._mask = _umask()
         self._threads = set(threading.enumerate())
         self._stays = _library_folders()
         gc.collect()
@@ -56,10 +77,8 @@ class FreshState:
 
     def restore(self, folder: str | None = None, environment: Mapping[str, str] | None = None) -> None:
         """As it was, but in `folder`, with these variables, and with what they say of PYTHONPATH."""
-        self._streams = tuple(
-            os.fdopen(number, "w", closefd=False) if stream.closed else stream  # a job may close them
-            for number, stream in zip((1, 2), self._streams, strict=True)
-        )
+        if any(stream.closed for stream in self._streams):  # by a job
+            self._streams = _log_stream(1, "strict"), _log_stream(2, "backslashreplace")
         sys.stdout, sys.stderr = self._streams
         os.environ.clear()
         os.environ.update({**self._environment, **(environment or {})})
@@ -73,9 +92,8 @@ class FreshState:
         warnings.filters[:] = self._filters  # type: ignore[index]
         logging.getLogger().handlers[:] = self._handlers
         logging.getLogger().setLevel(self._level)
-        for number, handler in self._signals.items():
-            if threading.current_thread() is threading.main_thread():
-                signal.signal(number, handler)
+        os.umask(self._mask)
+        self._reset_signals()
         self._reset_torch()
 
     def leftovers(self) -> str | None:
@@ -111,6 +129,17 @@ class FreshState:
             return True
         return file is not None and not str(file).startswith(self._stays)
 
+    def _reset_signals(self) -> None:
+        """Without alarms that a job has set: one would end the next job."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF):
+            signal.setitimer(timer, 0.0)
+        for number, handler in self._signals.items():
+            if handler is not None and signal.getsignal(number) is not handler:
+                signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
     def _reset_torch(self) -> None:
         gc.collect()
         torch.set_default_device(None)
@@ -120,6 +149,7 @@ class FreshState:
         torch.set_float32_matmul_precision("highest")
         torch.use_deterministic_algorithms(False)
         torch.autograd.set_detect_anomaly(False)
+        torch.set_flush_denormal(False)
         torch.clear_autocast_cache()
         torch.set_autocast_enabled("cpu", False)
         torch.backends.cudnn.benchmark = False
@@ -133,6 +163,12 @@ class FreshState:
             torch.cuda.empty_cache()
             torch.cuda.ipc_collect()
             torch.cuda.reset_peak_memory_stats()
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
 
 
 def _library_folders() -> tuple[str, ...]:

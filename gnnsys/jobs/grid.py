@@ -48,7 +48,7 @@ def combinations(grid: Mapping[str, Sequence[Any]], seeds: int) -> list[tuple[di
 def _value(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         pass
     try:
         return float(text) if text.lower() not in ("nan", "inf", "-inf", "infinity") else text

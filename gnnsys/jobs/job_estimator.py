@@ -15,7 +15,7 @@ from typing import Any
 
 from gnnsys.jobs.job_memory import FIRST_FACTOR
 from gnnsys.jobs.job_record import JobRecord, SpecEstimate
-from gnnsys.jobs.queue_database import QueueDiskFull
+from gnnsys.jobs.queue_database import NOT_WRITTEN
 from gnnsys.jobs.served_queue import ServedQueue
 from gnnsys.jobs.worker_pool import WorkerPool
 from gnnsys.jobs.worker_process import WorkerProcess
@@ -64,10 +64,12 @@ class JobEstimator:
             self._order(worker, job)
 
     def told(self, worker: WorkerProcess, answer: Mapping[str, Any]) -> None:
+        found, refusal = SpecEstimate(**answer["found"]), str(answer["refusal"])
         each = self._under_way.pop(worker, None)
+        if each is None:
+            return  # of jobs that were cancelled, or a job has written it to the pipe of a worker
         self.pool.give_back(worker)
-        found = SpecEstimate(**answer["found"])
-        if each is not None and self._write(each.likeness, found, answer["refusal"]):
+        if self._write(each.likeness, found, refusal):
             if found.why:
                 _log.warning("job %d runs alone, its memory was not to be estimated: %s", answer["number"], found.why)
             self._queue.on_stage("estimated")
@@ -107,7 +109,7 @@ class JobEstimator:
             self._queue.database.set_estimate(numbers, found)
             for number in numbers if refusal else ():
                 self._queue.database.refuse(number, refusal)
-        except QueueDiskFull:
+        except NOT_WRITTEN:
             return False
         finally:
             self._queue.reread(*numbers)

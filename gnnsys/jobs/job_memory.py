@@ -49,7 +49,7 @@ def estimate_spec(spec: JobSpec, kind: str) -> SpecEstimate:
                 function, arguments = _function(spec)
                 found = estimate_memory(function, arguments, kind)
             return SpecEstimate(num_bytes=found.needed_bytes, how="traced", graphs=dict(noted.graphs))
-        except Exception as error:  # whatever the user's function or the trace says
+        except (Exception, SystemExit) as error:  # whatever the user's function or the trace says
             why = " ".join(f"{type(error).__name__}: {error}".split())[:2000]
             return SpecEstimate(how="unknown", why=why)
 
@@ -66,7 +66,7 @@ def check_call(spec: JobSpec) -> None:
         function, arguments = _function(spec)
     except ValueError:
         raise
-    except Exception:  # of the user's module, which may be well where the job runs
+    except (Exception, SystemExit):  # of the user's module, which may be well where the job runs
         return
     parameters = inspect.signature(function).parameters
     if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -143,6 +144,8 @@ class Queue:
 
     def wait(self, numbers: Sequence[int] | None = None, timeout: float | None = None) -> builtins.list[JobRecord]:
         """Until these jobs, or all that are there now, have ended. TimeoutError where they have not in time."""
+        if timeout is not None and math.isnan(timeout):
+            raise ValueError("timeout must be a number of seconds, got nan")
         wanted = [job.number for job in self.list()] if numbers is None else builtins.list(numbers)
         deadline = None if timeout is None else time.monotonic() + timeout
         pause, left = _LOOK_SECONDS[0], wanted

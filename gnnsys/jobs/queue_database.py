@@ -274,7 +274,7 @@ class QueueDatabase:
                 f"nothing can be written to {where} ({error}): free some room on its disk. The queue is whole"
             )
         if "is locked" in text:
-            return TimeoutError(
+            return QueueLocked(
                 f"{self.path} was held by another process for {_BUSY_SECONDS:g} s: end that one, or try again"
             )
         if "readonly" in text or "unable to open" in text or "permission" in text:
@@ -286,6 +286,13 @@ class QueueDatabase:
 
 class QueueDiskFull(OSError):
     """Nothing was changed: the transaction was rolled back."""
+
+
+class QueueLocked(TimeoutError):
+    """Another process holds the database, perhaps one that was stopped in the midst. Nothing was changed."""
+
+
+NOT_WRITTEN = (QueueDiskFull, QueueLocked)  # what a service tries again
 
 
 def _storable(text: str) -> str:

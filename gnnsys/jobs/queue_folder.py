@@ -9,12 +9,14 @@ checkpoints/12/  while job 12 is under way
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
 from contextlib import suppress
 from pathlib import Path
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)  # of an OSError: the disk is full
 _MODE = 0o700
 
 

@@ -38,14 +38,14 @@ def main() -> int:
     command = [sys.executable, *orders["command"]] if script.suffix == ".py" else orders["command"]
     libc = ctypes.CDLL(None, use_errno=True)
     adopt_orphans()
-    log = os.open(orders["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     ending = {}
     try:
+        log = os.open(orders["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         process = subprocess.Popen(
             command, cwd=orders["folder"], env=os.environ | orders["environment"], stdin=subprocess.DEVNULL,
             stdout=log, stderr=log, preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
         )  # fmt: skip
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a word has half a character, or a NUL
         ending = {"code": 127, "error": f"{command[0]} cannot be started: {error}", "measured": None}
     else:
         is_host = orders["device"] == "cpu"

@@ -46,7 +46,7 @@ class JobPace:
     _first: tuple[int, float] | None = None
 
     def tell(self, steps: int, at: float, paused: float) -> None:
-        """`at` is a time and `paused` the seconds of a pause up to it."""
+        """`at` is a time of a clock that nobody sets, and `paused` the seconds of a pause up to it."""
         worked = at - paused
         if self._first is None:
             self._first = steps, worked

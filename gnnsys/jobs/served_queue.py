@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from gnnsys.jobs.job_history import JobHistory
 from gnnsys.jobs.job_record import JobRecord, JobState
 from gnnsys.jobs.policies import Room
-from gnnsys.jobs.queue_database import QueueDatabase, QueueDiskFull
+from gnnsys.jobs.queue_database import NOT_WRITTEN, QueueDatabase
 from gnnsys.jobs.queue_folder import QueueFolder
 from gnnsys.jobs.running_job import RunningJob
 from gnnsys.jobs.worker_process import WorkerProcess
@@ -50,7 +50,7 @@ class ServedQueue:
         """Jobs that run in workers wait again, for the next service; scripts go on. Idempotent."""
         database, self._database = self._database, None
         if database is not None:
-            with contextlib.suppress(QueueDiskFull):
+            with contextlib.suppress(*NOT_WRITTEN):
                 for job in self.running.values():
                     if isinstance(job.runner, WorkerProcess):
                         database.requeue(*job.key)

@@ -15,7 +15,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import wait
 from types import TracebackType
 from typing import Any
@@ -27,7 +27,7 @@ from gnnsys.jobs.job_record import JobState, JobTimes
 from gnnsys.jobs.job_starter import JobStarter
 from gnnsys.jobs.pace_keeper import PaceKeeper
 from gnnsys.jobs.policies import ContinuousPolicy, Policy, Room, SharingRecord, SharingWatch, find_policy
-from gnnsys.jobs.queue_database import QueueDiskFull
+from gnnsys.jobs.queue_database import NOT_WRITTEN
 from gnnsys.jobs.queue_folder import QueueFolder
 from gnnsys.jobs.script_process import ScriptProcess
 from gnnsys.jobs.served_queue import ServedQueue
@@ -181,7 +181,7 @@ class JobService:
             self._starter.start_jobs()
             self._judge()
             self._is_full = False
-        except QueueDiskFull as error:  # nothing has changed: it is tried again
+        except NOT_WRITTEN as error:  # nothing has changed: it is tried again
             if not self._is_full:
                 _log.error("%s", error)
             self._is_full, self._disk_at = True, time.monotonic() + _DISK_SECONDS
@@ -192,8 +192,7 @@ class JobService:
             if isinstance(job.runner, ScriptProcess) and job.ending is None:
                 job.ending = self._ender.script_ending(job, job.runner)
             elif isinstance(job.runner, WorkerProcess) and job.ending is None and job.runner.has_ended:
-                for answer in job.runner.receive()[0]:
-                    self._hear(job.runner, answer)
+                self._hear_all(job.runner, job.runner.receive()[0])
                 self._lost(job.runner)
             if job.ending is None:
                 self._ender.kill_where_due(job)
@@ -234,17 +233,20 @@ class JobService:
         for number in wait(list(workers), seconds):
             worker = workers[number]  # type: ignore[index]
             answers, has_ended = worker.receive()
-            for answer in answers:
-                try:
-                    self._hear(worker, answer)
-                except (KeyError, IndexError, TypeError, ValueError):  # its job has written to the pipe
-                    _log.warning("worker %d is replaced: what it says is no answer: %.200r", worker.pid, answer)
-                    worker.kill()
+            self._hear_all(worker, answers)
             if has_ended:
                 self._lost(worker)
         for worker in self.pool.waiting():
             if worker.has_ended:  # though a child of its last job may hold the pipe
                 self._lost(worker)
+
+    def _hear_all(self, worker: WorkerProcess, answers: Sequence[Mapping[str, Any]]) -> None:
+        for answer in answers:
+            try:
+                self._hear(worker, answer)
+            except (KeyError, IndexError, TypeError, ValueError):  # its job has written to the pipe
+                _log.warning("worker %d is replaced: what it says is no answer: %.200r", worker.pid, answer)
+                worker.kill()
 
     def _hear(self, worker: WorkerProcess, answer: Mapping[str, Any]) -> None:
         if answer["did"] == "ready":
@@ -262,12 +264,14 @@ class JobService:
         if job is None or job.runner is not worker or list(job.key) != answer["job"]:
             return  # of an attempt that is over
         if answer["did"] == "step":
-            job.pace.tell(int(answer["steps"]), float(answer["at"]), float(answer["paused"]))
+            job.pace.tell(int(answer["steps"]), float(answer["clock"]), float(answer["paused"]))
             if not job.has_stepped:
-                with contextlib.suppress(QueueDiskFull):  # the next step is written down instead
+                with contextlib.suppress(*NOT_WRITTEN):  # the next step is written down instead
                     self._queue.database.stepped(*job.key, float(answer["at"]))
                     job.has_stepped = True
         elif answer["did"] == "end":
+            if answer["outcome"] == "done" and not isinstance(answer["result"], dict):
+                raise ValueError("a job that is done has results")
             self._queue.on_stage("end told")
             if answer["outcome"] == "device error":
                 self._shared.error_seen()

@@ -10,9 +10,11 @@ import hashlib
 import inspect
 import json
 import math
+import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,12 +23,14 @@ import torch
 from torch import Tensor
 
 from gnnsys.jobs.job_spec import MOST_RESULT_BYTES, SEED, JobSpec, check_json
-from gnnsys.jobs.queue_folder import write_whole
+from gnnsys.jobs.queue_folder import NO_ROOM, write_whole
 
 if TYPE_CHECKING:
     from gnnsys.checkpoint import Saver
     from gnnsys.planning import TrainingJob
 
+_ROOM_SECONDS = 1.0  # between two tries to write to a full disk
+_MORE_BYTES = 1 << 16  # of a file of weights, beside these
 _FETCH_STEPS = 64  # losses are read back from a device so many at a time
 
 
@@ -94,8 +98,10 @@ def train(
     device: str = "cpu",
     files: JobFiles | None = None,
     on_step: Callable[[int], None] = lambda steps: None,
+    on_wait: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """The result of a job. `on_step(steps)` is called after each step; what it raises ends the job."""
+    """The result of a job. `on_step(steps)` is called after each step, and `on_wait()` now and then while there is no
+    room for what was trained; what they raise ends the job."""
     job, files = make_training_job(spec, device), files or JobFiles()
     progress, saver = TrainingProgress(), None
     if files.checkpoints is not None and spec.saves:
@@ -105,8 +111,11 @@ def train(
             on_step(steps)
         progress.fetch()
         if files.results is not None:  # first: what was trained is kept whatever `evaluate` does
-            _write(spec, job, progress, files.results)
+            _write_once_there_is_room(spec, job, progress, files.results, on_wait)
         result = _result(job, progress)
+        if saver is not None:
+            with _left_out_where_full():
+                saver.wait()
     return result
 
 
@@ -145,7 +154,8 @@ def _steps(spec: JobSpec, job: TrainingJob, progress: TrainingProgress, saver: S
                 saver.step()
             is_waiting = is_waiting or is_due()
             if is_waiting and within and saver is not None:
-                saver.save()
+                with _left_out_where_full():
+                    saver.save()
                 is_waiting, saved = False, time.monotonic()
             yield steps
         if steps == 0 and num_before == 0:
@@ -154,8 +164,19 @@ def _steps(spec: JobSpec, job: TrainingJob, progress: TrainingProgress, saver: S
         if job.scheduler is not None:
             job.scheduler.step()
         if is_waiting and not within and saver is not None:
-            saver.save()
+            with _left_out_where_full():
+                saver.save()
             is_waiting, saved = False, time.monotonic()
+
+
+@contextmanager
+def _left_out_where_full() -> Iterator[None]:
+    """A checkpoint that a full disk has no room for is left out, which the saver says in the log; the job goes on."""
+    try:
+        yield
+    except ValueError as error:
+        if not any(os.strerror(code) in str(error) for code in NO_ROOM):
+            raise
 
 
 def _resume(spec: JobSpec, job: TrainingJob, progress: TrainingProgress, folder: Path) -> Saver:
@@ -211,14 +232,41 @@ def weights_digest(state: Mapping[str, Any]) -> str:
     return digest.hexdigest()
 
 
+def _write_once_there_is_room(
+    spec: JobSpec, job: TrainingJob, progress: TrainingProgress, folder: Path, on_wait: Callable[[], None]
+) -> None:
+    is_told = False
+    while True:
+        try:
+            return _write(spec, job, progress, folder)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            if not is_told:
+                print(f"the job has ended and waits for room for its results: {error}", file=sys.stderr)
+            is_told = True
+        on_wait()
+        time.sleep(_ROOM_SECONDS)
+
+
 def _write(spec: JobSpec, job: TrainingJob, progress: TrainingProgress, folder: Path) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_whole(folder / "losses.json", json.dumps([_number(loss) for loss in progress.losses]))
     if spec.keeps_weights:
         half = folder / ".model.pt.half"
+        state = {name: value.cpu() if isinstance(value, Tensor) else value
+                 for name, value in job.model.state_dict().items()}  # fmt: skip
         try:
-            torch.save({name: value.cpu() if isinstance(value, Tensor) else value
-                        for name, value in job.model.state_dict().items()}, half)  # fmt: skip
+            torch.save(state, half)
             half.replace(folder / "model.pt")
+        except RuntimeError:  # torch does not say why a file cannot be written
+            _check_room(half, sum(value.nbytes for value in state.values() if isinstance(value, Tensor)))
+            raise
         finally:
             half.unlink(missing_ok=True)
+
+
+def _check_room(file: Path, num_bytes: int) -> None:
+    """OSError where the disk has no room for such a file."""
+    with open(file, "wb") as opened:
+        os.posix_fallocate(opened.fileno(), 0, num_bytes + _MORE_BYTES)

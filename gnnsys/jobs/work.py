@@ -28,13 +28,13 @@ from gnnsys.jobs.job_memory import estimate_spec, too_large
 from gnnsys.jobs.job_spec import JobSpec
 from gnnsys.jobs.memory_cap import MemoryCap
 from gnnsys.jobs.process_identity import adopt_orphans, kill_descendants
+from gnnsys.jobs.queue_folder import NO_ROOM
 from gnnsys.jobs.shared_graphs import check_holder, release_graphs
 from gnnsys.jobs.train_job import JobCancelled, JobFiles, train
 
 _TELL_SECONDS = 0.25  # between two messages about a job's pace
 _WAIT_SECONDS = 3600.0
 _NO_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class JobControl:
@@ -138,7 +138,7 @@ class JobWorker:
             with cap:
                 answer |= self._outcome(job, spec, order)
         except OSError as error:  # the folder is gone, or the disk is full
-            answer |= {"outcome": "lost" if error.errno in _FULL else "failed", "code": 1, "error": _one_line(error)}
+            answer |= {"outcome": "lost" if error.errno in NO_ROOM else "failed", "code": 1, "error": _one_line(error)}
         finally:
             for stream in (sys.stdout, sys.stderr):
                 with contextlib.suppress(OSError, ValueError):  # a job may have closed it
@@ -155,14 +155,18 @@ class JobWorker:
             nonlocal told, paused
             now = time.monotonic()
             if now - told >= _TELL_SECONDS:
-                self.tell({"did": "step", "job": job, "steps": steps, "at": time.time(), "paused": paused})
+                at = {"at": time.time(), "clock": now}  # a clock that is set would make it slow for good
+                self.tell({"did": "step", "job": job, "steps": steps, "paused": paused, **at})
                 told = now
             paused += self.control.between_steps()
             check_holder()
 
+        def on_wait() -> None:
+            self.control.between_steps()
+
         files = JobFiles(results=Path(order["results"]), checkpoints=Path(order["checkpoints"]))
         try:
-            return {"outcome": "done", "result": train(spec, self._device, files, on_step)}
+            return {"outcome": "done", "result": train(spec, self._device, files, on_step, on_wait)}
         except JobCancelled:
             return {"outcome": "cancelled"}
         except GraphHolderLost as error:
@@ -170,7 +174,7 @@ class JobWorker:
         except BaseException as error:  # KeyboardInterrupt and its like are of the job: no signal is meant for it
             with contextlib.suppress(Exception):  # a job may have closed its output
                 traceback.print_exc()
-            if isinstance(error, OSError) and error.errno in _FULL:  # it goes on from its checkpoint
+            if isinstance(error, OSError) and error.errno in NO_ROOM:  # it goes on from its checkpoint
                 return {"outcome": "lost", "code": 1, "error": _one_line(error)}
             traceback.clear_frames(error.__traceback__)  # which hold the job's tensors
             kind = "no memory" if is_out_of_memory(error) else "failed"

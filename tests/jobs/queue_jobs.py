@@ -121,6 +121,10 @@ def spoils(epochs: int = 2) -> TrainingJob:
     raise SystemExit(3)
 
 
+def exits() -> TrainingJob:
+    raise SystemExit(3)
+
+
 def dies(number: int = 9, at: str = "") -> TrainingJob:
     """Its process is killed in the first attempt; `at` is a file that says so to the second."""
 
@@ -133,6 +137,7 @@ def dies(number: int = 9, at: str = "") -> TrainingJob:
 
 
 def crashes() -> TrainingJob:
+    print("about to crash")
     os.kill(os.getpid(), signal.SIGSEGV)
     raise AssertionError
 
@@ -227,3 +232,50 @@ def says_odd_things() -> TrainingJob:
 
 def boasts() -> TrainingJob:
     return replace(linear(), evaluate=lambda model: {"text": "x" * (2 << 20)})
+
+
+def forges(at: str) -> TrainingJob:
+    """Writes to the pipe of its worker, the first time, what other answers look like."""
+    answers = (
+        '{"did": "ready"}',
+        '{"did": "estimate", "number": 1, "found": {}, "refusal": ""}',
+        '{"did": "end", "job": [1, 1], "outcome": "done"}',
+        '{"did": "step", "job": [1, 1]}',
+    )
+    if not Path(at).exists():
+        Path(at).touch()
+        for number in range(3, 40):
+            try:
+                os.write(number, ("\n".join(answers) + "\n").encode())
+            except OSError:
+                continue
+    return linear()
+
+
+def sets_alarm() -> TrainingJob:
+    signal.signal(signal.SIGALRM, lambda number, frame: sys.exit("an alarm of another job"))
+    signal.setitimer(signal.ITIMER_REAL, 60.0)
+    os.umask(0o777)
+    return linear()
+
+
+def tells_alarm() -> TrainingJob:
+    def evaluate(model: torch.nn.Module) -> dict[str, Any]:
+        mask = os.umask(0o777)
+        os.umask(mask)
+        handler = signal.getsignal(signal.SIGALRM)
+        return {"alarm": signal.getitimer(signal.ITIMER_REAL)[0], "mask": mask, "handler": handler is signal.SIG_DFL}
+
+    return linear(evaluate=evaluate)
+
+
+def sets_clock(at: str) -> TrainingJob:
+    """The clock of its process is set an hour ahead at every look, until the file `at` is there."""
+    real, looks = time.time, [0]
+
+    def ahead() -> float:
+        looks[0] += 1
+        return real() + 3600.0 * looks[0]
+
+    time.time = ahead
+    return waits(at)

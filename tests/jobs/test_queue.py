@@ -121,6 +121,8 @@ def test_a_database_that_is_no_queue_is_refused(tmp_path: Path):
         (["submit", "nonsense"], "a function is MODULE:FUNCTION, such as train:job"),
         (["submit", JOB, "--args", "{hidden}"], "--args must be JSON"),
         (["submit", JOB, "--args", '{"lr": NaN}'], "argument lr is nan, which JSON has no number for"),
+        (["submit", JOB, "--args", "[" * 30_000], "--args must be JSON"),
+        (["wait", "--timeout", "nan"], "timeout must be a number of seconds, got nan"),
         (["submit", JOB, "--memory", "much"], "a size must look like 4G"),
         (["submit", JOB, "--env", "X"], "--env takes NAME=VALUE"),
         (["submit", JOB, "--dir", "/nowhere"], "there is no folder /nowhere to run the job in"),
@@ -175,6 +177,13 @@ def test_what_no_process_could_call_is_refused_where_a_service_has_run(queue: Qu
         queue.submit(f"{NAME}:jbo")
     assert not queue.list()
     queue.submit(f"{NAME}:jbo", environment={"PYTHONPATH": "/elsewhere"})
+
+
+def test_a_function_that_ends_its_process_by_sys_exit_ends_not_who_submits_it(queue: Queue, monkeypatch):
+    monkeypatch.chdir(FOLDER)
+    with JobService(queue.folder.path, shares_graphs=False, is_warm=False):
+        pass  # which leaves what it has
+    assert queue.show(queue.submit(f"{NAME}:exits")).estimate == "unknown"
 
 
 def test_a_queue_that_is_not_there_is_named(tmp_path: Path, capsys):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,7 @@ def test_results_are_those_of_each_job_alone_and_what_goes_wrong_harms_no_other(
         assert ended[number].state is JobState.FAILED and said in ended[number].error
     assert "RuntimeError: as it was asked to" in queue.logs(min(bad))
     assert queue.logs(good[0]) == "hidden 4, seed 0\n"
+    assert queue.logs(max(bad)) == 3 * "about to crash\n"
     assert ended[died].state is JobState.DONE and ended[died].attempts == 2
     assert ended[left].state is JobState.DONE
     for job in (ended[number] for number in good):
@@ -401,3 +403,68 @@ def test_thousands_of_jobs_are_read_once_and_not_in_every_round(queue: Queue, mo
     with service(queue.folder.path, workers=1) as running:
         run_until(running, lambda: len(running._queue.database.endings()) >= 5)
     assert read < 1100, "those that were waiting once, and a few for each that has ended"
+
+
+def test_a_job_that_writes_answers_of_its_worker_harms_no_other(queue: Queue, tmp_path: Path):
+    forged = submit(queue, "forges", {"at": str(tmp_path / "forged")}, memory="1M")
+    after = submit(queue, "job", dict(KINDS[0]), memory="1M")
+    with service(queue.folder.path, workers=1) as running:
+        ended = {job.number: job for job in running.run_until_empty(DEADLINE)}
+    assert (ended[forged].state, ended[forged].attempts) == (JobState.DONE, 2)
+    assert ended[after].result == expected(dict(KINDS[0]))
+
+
+def test_alarms_and_the_mask_of_a_job_are_not_those_of_the_next(queue: Queue):
+    submit(queue, "sets_alarm", memory="1M")
+    number = submit(queue, "tells_alarm", memory="1M")
+    with service(queue.folder.path, workers=1) as running:
+        running.run_until_empty(DEADLINE)
+    result = queue.show(number).result
+    assert (result["alarm"], result["handler"]) == (0.0, True) and result["mask"] != 0o777
+
+
+def test_what_a_job_prints_on_a_full_disk_is_lost_and_no_job_with_it(queue: Queue):
+    numbers = [submit(queue, "job", dict(KINDS[0]), memory="1M") for _ in range(2)]
+    with service(queue.folder.path, workers=1) as running:
+        queue.folder.log(numbers[0]).symlink_to("/dev/full")
+        ended = running.run_until_empty(DEADLINE)
+    assert [(job.state, job.attempts) for job in ended] == [(JobState.DONE, 1)] * 2
+    assert queue.logs(numbers[1]) == "hidden 4, seed 0\n"
+
+
+def test_a_script_that_cannot_be_started_fails_once_and_says_why(queue: Queue, tmp_path: Path):
+    (tmp_path / "train.py").touch()
+    words = [queue.submit("train.py", words=[word], folder=tmp_path, memory="1M") for word in ("\ud800", "a\0b")]
+    with service(queue.folder.path) as running:
+        ended = running.run_until_empty(DEADLINE)
+    assert [job.number for job in ended] == words and all(job.attempts == 1 for job in ended)
+    assert all("cannot be started" in job.error for job in ended)
+
+
+def test_a_clock_that_is_set_makes_no_job_look_slow(queue: Queue, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("gnnsys.jobs.running_job._WINDOW_SECONDS", 0.0)
+    number = submit(queue, "sets_clock", {"at": str(tmp_path / "at")}, memory="1M")
+
+    def rate() -> float | None:
+        job = running._queue.running.get(number)
+        return None if job is None else job.pace.rate
+
+    with service(queue.folder.path, workers=1, is_warm=False) as running:
+        run_until(running, lambda: rate() is not None)
+        assert (rate() or 0.0) > 1.0, "steps per second"
+        queue.cancel(number)
+        running.run_until_empty(DEADLINE)
+
+
+def test_a_process_that_holds_the_database_holds_up_a_service_and_no_more(queue: Queue, monkeypatch):
+    number = submit(queue, "linear", memory="1M")
+    monkeypatch.setattr("gnnsys.jobs.queue_database._BUSY_SECONDS", 0.01)
+    monkeypatch.setattr("gnnsys.jobs.service._DISK_SECONDS", 0.01)
+    with service(queue.folder.path) as running:
+        other = sqlite3.connect(queue.folder.database, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        run_until(running, lambda: running._is_full)
+        other.execute("ROLLBACK")
+        other.close()
+        running.run_until_empty(DEADLINE)
+    assert (queue.show(number).state, queue.show(number).attempt) == (JobState.DONE, 1)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +28,17 @@ def spec_of(kind: str, **options: Any) -> JobSpec:
     )
 
 
-def run(spec: JobSpec, files: JobFiles | None = None, cut_after: int | None = None) -> dict[str, Any]:
+def run(
+    spec: JobSpec, files: JobFiles | None = None, cut_after: int | None = None,
+    on_wait: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:  # fmt: skip
     sys.modules.pop(NAME, None)  # as a worker does
 
     def on_step(steps: int) -> None:
         if steps == cut_after:
             raise Cut
 
-    return train(spec, "cpu", files, on_step)
+    return train(spec, "cpu", files, on_step, on_wait)
 
 
 @pytest.mark.parametrize("kind", ["whole", "loader", "torch"])
@@ -67,3 +73,40 @@ def test_seeds_differ_and_the_job_is_told_its_own():
 def train_with_seed(seed: int) -> dict[str, Any]:
     sys.modules.pop(NAME, None)
     return train(make_spec(f"{NAME}:job", {"kind": "whole", "epochs": 8}, folder=FOLDER, seed=seed))
+
+
+def test_what_was_trained_waits_for_room_on_a_full_disk(tmp_path: Path, monkeypatch):
+    spec = spec_of("whole")
+    waits, save = 0, torch.save
+    monkeypatch.setattr("gnnsys.jobs.train_job._ROOM_SECONDS", 0.0)
+
+    def no_save(state: object, file: object) -> None:
+        if waits < 2:
+            raise RuntimeError("unexpected pos")  # which is all that torch says
+        save(state, file)
+
+    def no_room(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def on_wait() -> None:
+        nonlocal waits
+        waits += 1
+
+    monkeypatch.setattr(torch, "save", no_save)
+    monkeypatch.setattr(os, "posix_fallocate", no_room)
+    found = run(spec, JobFiles(results=tmp_path / "results"), on_wait=on_wait)
+    assert waits == 2 and found == run(spec)
+    assert sorted(path.name for path in (tmp_path / "results").iterdir()) == ["losses.json", "model.pt"]
+
+
+def test_a_checkpoint_without_room_is_left_out(tmp_path: Path, monkeypatch):
+    spec = spec_of("whole", checkpoint_steps=1)
+    tries = 0
+
+    def no_room(*_: object) -> None:
+        nonlocal tries
+        tries += 1
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("gnnsys.checkpoint.Saver._write_files", no_room)
+    assert run(spec, JobFiles(checkpoints=tmp_path / "checkpoints")) == run(spec) and tries > 1

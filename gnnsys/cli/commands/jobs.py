@@ -112,7 +112,7 @@ def _job_options(args: argparse.Namespace) -> dict[str, Any]:
         environment[name] = value
     try:
         arguments = json.loads(args.args)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"--args must be JSON, such as '{{\"hidden\": 256}}', got {args.args!r}: {error}") from error
     if not isinstance(arguments, dict):
         raise ValueError(f"--args must be a JSON object, such as '{{\"hidden\": 256}}', got {args.args!r}")
