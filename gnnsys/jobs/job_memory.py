@@ -59,16 +59,21 @@ def check_call(spec: JobSpec) -> None:
     import inspect
 
     from gnnsys.graph import did_you_mean
+    from gnnsys.planning import NoSuchJob
 
     if spec.environment.get(_PATH, "") != os.environ.get(_PATH, ""):
         return  # its modules may be elsewhere
     try:
         function, arguments = _function(spec)
-    except ValueError:
+    except NoSuchJob:
         raise
     except (Exception, SystemExit):  # of the user's module, which may be well where the job runs
         return
     parameters = inspect.signature(function).parameters
+    for name, each in parameters.items():
+        is_needed = each.default is each.empty and each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+        if is_needed and name not in arguments and name != "device":
+            raise ValueError(f"{spec.target} needs the argument {name!r}")
     if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
         return
     for name in arguments:

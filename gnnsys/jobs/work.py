@@ -24,7 +24,8 @@ from typing import Any
 from gnnsys.comm import end_with_parent
 from gnnsys.jobs.fresh_state import FreshState
 from gnnsys.jobs.graph_holder import GraphHolderLost
-from gnnsys.jobs.job_memory import estimate_spec, too_large
+from gnnsys.jobs.job_memory import check_call, estimate_spec, too_large
+from gnnsys.jobs.job_record import SpecEstimate
 from gnnsys.jobs.job_spec import JobSpec
 from gnnsys.jobs.memory_cap import MemoryCap
 from gnnsys.jobs.process_identity import adopt_orphans, kill_descendants
@@ -113,9 +114,13 @@ class JobWorker:
     def _estimate(self, order: Mapping[str, Any]) -> None:
         spec = JobSpec.from_json(order["spec"])
         self._fresh.restore(spec.folder, spec.environment)
-        found = estimate_spec(spec, order["kind"])
+        found, refusal, needed = SpecEstimate(how="unknown"), "", 0
         factor, capacity = float(order["factor"]), int(order["capacity"])
-        refusal, needed = "", 0
+        try:
+            check_call(spec)
+            found = estimate_spec(spec, order["kind"])
+        except ValueError as error:
+            refusal = _one_line(error)
         if found.num_bytes is not None and found.how == "traced":
             needed = int(found.num_bytes * factor) + sum(found.graphs.values())
         if needed > capacity:

@@ -284,3 +284,12 @@ def test_who_lists_jobs_or_keeps_a_script_does_not_wait_for_torch(queue: Queue):
     )
     shown = subprocess.run([sys.executable, "-c", code, str(queue.folder.path)], capture_output=True, text=True)
     assert shown.returncode == 0 and "queued" in shown.stdout, shown
+
+
+def test_who_waits_is_told_for_how_many_jobs_and_who_runs_them(queue: Queue, capsys):
+    queue.submit(JOB, estimate=False)
+    line = ["jobs", "wait", "--queue", str(queue.folder.path), "--timeout", "0"]
+    assert main(line) == 2
+    assert "waiting for 1 job: gnnsys jobs serve runs what is queued\n" in capsys.readouterr().err
+    queue.cancel(1)
+    assert main(line) == 1 and "waiting" not in capsys.readouterr().err

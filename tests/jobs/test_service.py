@@ -468,3 +468,17 @@ def test_a_process_that_holds_the_database_holds_up_a_service_and_no_more(queue:
         other.close()
         running.run_until_empty(DEADLINE)
     assert (queue.show(number).state, queue.show(number).attempt) == (JobState.DONE, 1)
+
+
+def test_what_no_process_could_call_fails_without_having_run_and_others_go_on(queue: Queue):
+    wrong = {
+        submit(queue, "job", {"hiden": 8}): "tests.jobs.queue_jobs:job has no argument 'hiden': did you mean 'hidden'?",
+        submit(queue, "rows"): "tests.jobs.queue_jobs:rows needs the argument 'num_rows'",
+        submit(queue, "jbo"): "module 'tests.jobs.queue_jobs' has no function 'jbo': did you mean 'job'?",
+    }
+    good = submit(queue, "linear")
+    with service(queue.folder.path, workers=1) as running:
+        ended = {job.number: job for job in running.run_until_empty(DEADLINE)}
+    assert ended[good].state is JobState.DONE
+    for number, said in wrong.items():
+        assert (ended[number].state, ended[number].attempts) == (JobState.FAILED, 0) and said in ended[number].error

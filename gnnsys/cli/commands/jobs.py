@@ -180,6 +180,10 @@ def _cancel(args: argparse.Namespace, queue: Queue) -> int:
 def _wait(args: argparse.Namespace, queue: Queue) -> int:
     from gnnsys.jobs import job_lines
 
+    left = [job for job in queue.list() if not job.state.is_over and job.number in (args.jobs or [job.number])]
+    if left:
+        words = "1 job" if len(left) == 1 else f"{len(left)} jobs"
+        print(f"waiting for {words}: gnnsys jobs serve runs what is queued", file=sys.stderr, flush=True)
     jobs = queue.wait(args.jobs or None, args.timeout)
     _print(job_lines(jobs))
     return int(any(job.state != "done" for job in jobs))

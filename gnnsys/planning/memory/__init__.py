@@ -25,7 +25,7 @@ from gnnsys.planning.memory.ledger import MemoryKind
 from gnnsys.planning.memory.probe import probe_memory, stated_memory
 from gnnsys.planning.memory.trace_ends import TraceEnds
 from gnnsys.planning.memory.training_device import DEVICES, TrainingDevice, training_device
-from gnnsys.planning.memory.training_job import TrainingJob, WholeGraph, find_job, make_job, run_steps
+from gnnsys.planning.memory.training_job import NoSuchJob, TrainingJob, WholeGraph, find_job, make_job, run_steps
 
 __all__ = [
     "DEVICES",
@@ -37,6 +37,7 @@ __all__ = [
     "JobMemory",
     "MemoryKind",
     "MemoryShare",
+    "NoSuchJob",
     "ScratchCurve",
     "TraceEnds",
     "TrainingDevice",

@@ -139,6 +139,10 @@ def _step(job: TrainingJob, batch: Any, step: int, enter: Callable[[StepPhase, i
     return loss
 
 
+class NoSuchJob(ValueError):
+    """There is no such module, or no such function in it."""
+
+
 def find_job(name: str) -> Callable[..., Any]:
     """The function MODULE:FUNCTION; modules beside the current folder are found, as `python -m` finds them."""
     module_name, colon, function_name = name.partition(":")
@@ -153,11 +157,11 @@ def find_job(name: str) -> Callable[..., Any]:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise
         remedy = f": write {module_name[:-3]}:{function_name}" if module_name.endswith(".py") else ""
-        raise ValueError(f"there is no module {module_name!r} here ({here}) or on PYTHONPATH{remedy}") from error
+        raise NoSuchJob(f"there is no module {module_name!r} here ({here}) or on PYTHONPATH{remedy}") from error
     function = getattr(module, function_name, None)
     if not callable(function):
         near = did_you_mean(function_name, (key for key, value in vars(module).items() if callable(value)))
-        raise ValueError(f"module {module_name!r} has no function {function_name!r}{near}")
+        raise NoSuchJob(f"module {module_name!r} has no function {function_name!r}{near}")
     return function  # type: ignore[no-any-return]
 
 
