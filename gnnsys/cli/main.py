@@ -8,14 +8,17 @@ so `gnnsys --help` is quick.
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
+import itertools
 import os
+import re
 import shutil
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import gnnsys
 from gnnsys.cli import commands
@@ -31,7 +34,7 @@ def build_parser() -> argparse.ArgumentParser:
         for names in commands.GROUPS.values()
         for name in names
     }
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="gnnsys",
         usage="gnnsys [-h] [--version] COMMAND ...",
         description="Graph neural network training in plain PyTorch.",
@@ -40,7 +43,12 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="say which gnnsys this is, and end")
     subparsers = parser.add_subparsers(
-        prog="gnnsys", dest="command", metavar="COMMAND", required=True, help=argparse.SUPPRESS
+        prog="gnnsys",
+        dest="command",
+        metavar="COMMAND",
+        required=True,
+        parser_class=argparse.ArgumentParser,
+        help=argparse.SUPPRESS,
     )
     for name, module in modules.items():
         command = subparsers.add_parser(name, description=module.__doc__)
@@ -64,6 +72,18 @@ def _grouped(summaries: Mapping[str, str]) -> str:
     return "\n".join([*lines, "gnnsys COMMAND --help says more of each."])
 
 
+class _Parser(argparse.ArgumentParser):
+    """Of the line up to the command: a command that does not exist is answered with the one that is like it."""
+
+    def error(self, message: str) -> NoReturn:
+        if found := re.search(r"invalid choice: '([^']*)'", message):
+            names = list(itertools.chain(*commands.GROUPS.values()))
+            near = difflib.get_close_matches(found[1], names, n=1)
+            meant = f"did you mean {near[0]}?" if near else "gnnsys --help lists the commands"
+            message = f"there is no command {found[1]!r}: {meant}"
+        super().error(message)
+
+
 class _Version(argparse.Action):
     """Looked up when it is asked for."""
 
@@ -74,7 +94,11 @@ class _Version(argparse.Action):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one subcommand. Bad input: one line on stderr and exit code 2 (GNNSYS_TRACEBACK=1 shows where it arose)."""
-    args = build_parser().parse_args(argv)
+    parser = build_parser()
+    if not (sys.argv[1:] if argv is None else argv):
+        parser.print_help()
+        return EXIT_USER_ERROR
+    args = parser.parse_args(argv)
     try:
         return int(args.run(args))
     except USER_ERRORS as error:

@@ -46,7 +46,7 @@ from gnnsys.graph.row_checks import check_data, check_weight, is_source
 from gnnsys.graph.saved_graph import save
 from gnnsys.graph.schema import EDGE, NODE, EdgeType, NodeType, edge_type_key
 from gnnsys.graph.sparse_rows import sparse_rows_in
-from gnnsys.graph.user_ids import IdsLike, as_ids, as_integers, as_links, ids_of, ids_or_mask
+from gnnsys.graph.user_ids import IdsLike, as_ids, as_integers, as_links, chosen_ids, ids_of, ids_or_mask
 
 # The old names, kept for one version.
 available, typed = available_datasets, typed_graph
@@ -79,6 +79,7 @@ __all__ = [
     "check_room",
     "check_target",
     "check_weight",
+    "chosen_ids",
     "chunk_rows",
     "dataset",
     "did_you_mean",

@@ -7,8 +7,10 @@ without a copy; structure is converted once, to CSC.
 from __future__ import annotations
 
 import os
+import warnings
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +20,7 @@ from gnnsys.graph.schema import EDGE, NODE, EdgeType, NodeType
 if TYPE_CHECKING:
     from torch_geometric.data import Data, HeteroData
 
+_NO_ROWS_OF_NODES = ("edge", "index", "idx", "adj", "face", "ptr", "batch", "num_")  # in names of PyG's attributes
 _DGL_NODE, _DGL_EDGE = "_N", ("_N", "_E", "_N")
 
 
@@ -65,7 +68,8 @@ def from_pyg(data: Data | HeteroData) -> Graph:
     """A PyG `Data` or `HeteroData`: every node-level and edge-level tensor, by its own name.
 
     What is node-level and what is edge-level is PyG's own decision (`is_node_attr`); attributes of the whole graph are
-    left behind. Edges must be in `edge_index`.
+    left behind, with a warning where they have several rows and look like rows of nodes. Arrays of numpy and lists of
+    numbers become tensors. Edges must be in `edge_index`.
     """
     if not hasattr(data, "edge_stores") or not hasattr(data, "node_stores"):
         raise ValueError(f"data must be a torch_geometric Data or HeteroData, got {type(data).__name__}")
@@ -73,10 +77,13 @@ def from_pyg(data: Data | HeteroData) -> Graph:
     if hasattr(data, "edge_types"):
         num_nodes = {node_type: _pyg_num_nodes(data[node_type], node_type) for node_type in data.node_types}
         node_data = {node_type: _pyg_rows(data[node_type], "node") for node_type in data.node_types}
+        for node_type in data.node_types:
+            _warn_of_lengths(data[node_type], f"data[{node_type!r}]", num_nodes[node_type])
         stores = [(edge_type, data[edge_type]) for edge_type in data.edge_types]
     else:
         num_nodes = {NODE: _pyg_num_nodes(data, NODE)}
         node_data = {NODE: _pyg_rows(data, "node")}
+        _warn_of_lengths(data, "data", num_nodes[NODE])
         stores = [(EDGE, data)]
     edge_index = {edge_type: _pyg_edge_index(store, edge_type) for edge_type, store in stores}
     edge_data = {edge_type: _pyg_rows(store, "edge") for edge_type, store in stores}
@@ -98,18 +105,46 @@ def _pyg_edge_index(store: Any, edge_type: EdgeType) -> Tensor:
             "`data.edge_index = torch.stack(data.adj_t.t().coo()[:2])`"
         )
     # EdgeIndex is a Tensor subclass that checks itself on every operation.
-    return store["edge_index"].as_subclass(Tensor)
+    given = store["edge_index"]
+    return given.as_subclass(Tensor) if isinstance(given, Tensor) else torch.as_tensor(given, device="cpu")
 
 
 def _pyg_rows(store: Any, level: str) -> dict[str, Tensor]:
     chosen = {}
     for name in list(store.keys()):
-        value = store[name]
-        if name == "edge_index" or not isinstance(value, Tensor):
+        value = None if name == "edge_index" else _as_tensor(store[name])
+        if value is None:
             continue
         if store.is_edge_attr(name) if level == "edge" else store.is_node_attr(name):
             chosen[name] = value
     return chosen
+
+
+def _as_tensor(value: Any) -> Tensor | None:
+    """A tensor, an array of numbers or a list of numbers as a tensor; None for anything else."""
+    if isinstance(value, Tensor):
+        return value
+    if not isinstance(value, (np.ndarray, list, tuple)):
+        return None
+    try:
+        array = np.asarray(value)
+        return torch.from_numpy(array if array.flags.writeable and array.dtype.isnative else array.copy())
+    except (TypeError, ValueError):  # names, rows of several lengths
+        return None
+
+
+def _warn_of_lengths(store: Any, said: str, num_nodes: int) -> None:
+    """Of what is left behind, names what looks like rows of nodes, but too few or too many."""
+    for name in list(store.keys()):
+        if any(part in name for part in _NO_ROWS_OF_NODES) or store.is_node_attr(name) or store.is_edge_attr(name):
+            continue
+        rows = _as_tensor(store[name])
+        if rows is not None and rows.dim() and not rows.is_sparse and rows.shape[0] > 1:
+            warnings.warn(
+                f"{said}.{name} has {rows.shape[0]} rows and there are {num_nodes} nodes: it is left out. Give it a "
+                "row for each node, or delete it",
+                stacklevel=3,
+            )
 
 
 def to_pyg(graph: Graph) -> Data | HeteroData:

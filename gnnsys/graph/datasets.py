@@ -13,9 +13,10 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from gnnsys.graph.files import load
+from gnnsys.graph.files import PICKLED, load
 from gnnsys.graph.generate import planted_noise, rmat, sbm, typed_graph
 from gnnsys.graph.graph import Graph
+from gnnsys.graph.tables import DELIMITERS
 
 _GENERATORS: dict[str, Callable[..., Graph]] = {
     "planted": planted_noise,
@@ -23,6 +24,7 @@ _GENERATORS: dict[str, Callable[..., Graph]] = {
     "sbm": sbm,
     "typed": typed_graph,
 }
+_FILE_ENDINGS = (".npz", ".parquet", *DELIMITERS, *PICKLED)  # of what is a file that is not there, not a dataset
 _SCALE = {"": 1, "k": 1_000, "m": 1_000_000, "b": 1_000_000_000}
 _SPEC = re.compile(r"(planted|rmat|sbm|typed)-(\d+(?:\.\d+)?)([kmb]?)(?::(.*))?", re.IGNORECASE)
 _RMAT_DEGREE = 20
@@ -68,6 +70,9 @@ def find_dataset(name: str) -> Path:
         for path in (place / f"{name}.npz", place / name):
             if path.exists():
                 return path
+    if Path(name).name != name or Path(name).suffix.lower() in _FILE_ENDINGS:
+        inside = "" if Path(name).is_absolute() else f" in {os.getcwd()}"
+        raise ValueError(f"there is no file {name}{inside}: give the path of one, or a dataset's name")
     where = f"in {str(place)!r}" if place else "and GNNSYS_DATA is not set"
     raise ValueError(
         f"dataset {name!r} is not there ({where}: {', '.join(available_datasets()) or 'nothing'}); "

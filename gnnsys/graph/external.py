@@ -30,7 +30,7 @@ from gnnsys.graph.npz import Content, as_rows, describe
 from gnnsys.graph.npz_checks import Arrays, as_float32, check_csr
 from gnnsys.graph.saved_graph import load_saved, save
 from gnnsys.graph.schema import EDGE, NODE, EdgeType
-from gnnsys.graph.tables import is_table, table_pieces
+from gnnsys.graph.tables import NO_EDGES, is_table, table_pieces
 from gnnsys.ops import CSC, drop_pages
 
 MIN_MEMORY = 64 << 20
@@ -106,6 +106,8 @@ def _from_table(
                         rows[name] = RawFile(work / f"rows-{len(rows)}")
                     rows[name].append(column)
         csc = edges.sort(progress=partial(report, "sorting"))
+        if csc.num_edges == 0 and num_nodes is None:
+            raise ValueError(NO_EDGES)
         return Graph({NODE: csc.num_src}, {EDGE: csc}, None, {EDGE: {name: file.map() for name, file in rows.items()}})
     except ValueError as error:
         raise error if str(path) in str(error) else ValueError(f"{path}: {error}") from error

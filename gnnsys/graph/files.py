@@ -12,7 +12,9 @@ from gnnsys.graph.capacity import check_num_nodes
 from gnnsys.graph.graph import Graph
 from gnnsys.graph.npz import load_npz
 from gnnsys.graph.saved_graph import load_saved
-from gnnsys.graph.tables import DELIMITERS, is_table, table_pieces
+from gnnsys.graph.tables import DELIMITERS, NO_EDGES, is_table, table_pieces
+
+PICKLED = (".pt", ".pth", ".bin")  # what torch.save wrote, as a rule
 
 
 def load(
@@ -48,6 +50,12 @@ def load(
 
 
 def unknown_ending(path: Path) -> ValueError:
+    if path.suffix in PICKLED:
+        return ValueError(
+            f"path {str(path)!r}: what torch saved may run code, so it is not opened here. If you trust it, load it in "
+            f'Python: gnnsys.partition.partition_graph(torch.load("{path}", '
+            'weights_only=False), 2, "parts/")'
+        )
     known = ", ".join([".npz", ".parquet", *DELIMITERS])
     return ValueError(f"path {str(path)!r}: its ending says nothing to us, expected a directory or one of {known}")
 
@@ -64,7 +72,7 @@ def _load_table(path: Path, columns: Sequence[str] | None, num_nodes: int | None
             num_nodes = int(edge_index.max()) + 1
             check_num_nodes(num_nodes, edge=int(edge_index.max(0).values.argmax()))
         else:
-            num_nodes = 0
+            raise ValueError(NO_EDGES)
         return Graph.from_edge_index(edge_index, num_nodes, edge_data=table)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error

@@ -7,7 +7,8 @@ float32. A parquet file's columns keep their own types, and a piece of it costs 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,11 @@ Columns = Mapping[str, Tensor]
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # what some programs write before UTF-8
 COMMENTS = ("#", "%")
 DELIMITERS: dict[str, str | None] = {".csv": ",", ".tsv": "\t", ".txt": None, ".edges": None}
+NO_EDGES = "there are no edges in it: give a file with an edge per line, or say num_nodes where none is meant"
+_NUMBER_THEM = (
+    "ids must be 0 to N-1: names of nodes are numbered by numpy.unique(names, return_inverse=True), of both columns "
+    "together"
+)
 _INTEGERS = ("src", "dst", "time")
 _FLOAT32_MAX = torch.finfo(torch.float32).max
 _PIECE_BYTES = 1 << 23
@@ -47,19 +53,31 @@ def table_pieces(
     in a text file.
     """
     read = _parquet_pieces if path.suffix == ".parquet" else _text_pieces
+    num_rows = 0
     for share, piece in read(path, columns, piece_bytes):
-        yield _check_columns(piece, path)
+        yield _check_columns(piece, path, num_rows)
+        num_rows += piece["src"].numel()
         if progress is not None:
             progress(share)
 
 
-def _check_columns(piece: Columns, path: Path) -> Columns:
+def _check_columns(piece: Columns, path: Path, before: int) -> Columns:
     for name in ("src", "dst"):
         if name not in piece:
-            raise ValueError(f"{path}: no column is called {name!r}, there are {some(piece)}; name them with columns=")
+            raise _no_column(path, name, piece)
         if piece[name].dtype not in (torch.int32, torch.int64):
             raise ValueError(f"{path}: column {name!r} must hold integers, got {piece[name].dtype}")
+        if piece[name].numel() and (lowest := int(piece[name].min())) < 0:
+            position = before + int(piece[name].argmin())
+            raise ValueError(
+                f"{path}: {name} must be 0 or more, ids count from 0, got {lowest} at position {position}: leave such "
+                "edges out, or number the nodes anew"
+            )
     return piece
+
+
+def _no_column(path: Path, name: str, names: Iterable[str]) -> ValueError:
+    return ValueError(f"{path}: no column is called {name!r}, there are {some(names)}; name them with columns=")
 
 
 @dataclass(frozen=True)
@@ -89,6 +107,10 @@ def _text_pieces(path: Path, columns: Sequence[str] | None, piece_bytes: int) ->
         raise ValueError(f"{path}: its lines have {layout.num_fields} fields, but columns names {len(names)}: {names}")
     if len(set(names)) != len(names):
         raise ValueError(f"{path}: every column needs a name of its own, got {names}")
+    for name in ("src", "dst"):
+        if name not in names:
+            error = _no_column(path, name, names)
+            raise error if columns is not None else ValueError(f"{error}. If this is an edge, {_NUMBER_THEM}")
     kinds = "".join("i" if name in _INTEGERS else "f" for name in names)
     size, done = path.stat().st_size, layout.offset
     for line, text in _whole_lines(path, layout, piece_bytes):
@@ -96,9 +118,17 @@ def _text_pieces(path: Path, columns: Sequence[str] | None, piece_bytes: int) ->
             parsed = parse_table(text, kinds, delimiter, line)
             _check_range(text, parsed, delimiter, line)
         except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
+            raise ValueError(f"{path}: {error}{_remedy(str(error), names)}") from error
         done += len(text)
         yield done / size, dict(zip(names, parsed, strict=True))
+
+
+def _remedy(error: str, names: Sequence[str]) -> str:
+    """What to do where an id is a name."""
+    found = re.search(r"field (\d+) must be an integer, got '(.*)", error)
+    if found is None or names[int(found[1]) - 1] not in ("src", "dst") or _is_number(found[2].strip("'")):
+        return ""
+    return f": {_NUMBER_THEM}"
 
 
 def _check_range(text: bytearray, parsed: Sequence[Tensor], delimiter: str | None, first_line: int) -> None:

@@ -15,7 +15,10 @@ from torch import Tensor
 IdsLike: TypeAlias = "Tensor | np.ndarray[Any, Any] | list[int] | list[bool] | tuple[int, ...] | range"
 
 _ID_TYPES = (torch.int32, torch.int64)
-_REMEDY = "give whole numbers (.long() or .astype(int)), or a mask of bools with an entry for each"
+_REMEDY = (
+    "give a mask as bools with an entry for each (.bool() or .astype(bool)), or ids as whole numbers (.long() or "
+    ".astype(int))"
+)
 
 
 def as_ids(values: IdsLike, num_ids: int, name: str, what: str = "node") -> Tensor:
@@ -32,6 +35,30 @@ def as_ids(values: IdsLike, num_ids: int, name: str, what: str = "node") -> Tens
     return ids
 
 
+def chosen_ids(values: IdsLike, num_ids: int, name: str, what: str = "node") -> Tensor:
+    """`as_ids` for what a loader or a split is made of, once: a mask that was given as integers is refused too.
+
+    >>> chosen_ids(torch.tensor([1, 0, 1]), 3, "input_nodes")
+    Traceback (most recent call last):
+    ValueError: input_nodes holds 3 integers, all 0 or 1, one per node: this looks like a mask: write mask.bool() ...
+    """
+    ids = as_ids(values, num_ids, name, what)
+    check_no_mask(ids, num_ids, name, what)
+    return ids
+
+
+def check_no_mask(ids: Tensor, num_ids: int, name: str, what: str = "node") -> None:
+    """ValueError for integers that are as many as the ids, more than two, and all 0 or 1: they would train 0 and 1."""
+    if ids.dtype == torch.bool or num_ids <= 2 or ids.numel() != num_ids:
+        return
+    low, high = torch.stack(ids.aminmax()).tolist()
+    if low >= 0 and high <= 1:
+        raise ValueError(
+            f"{name} holds {num_ids} integers, all 0 or 1, one per {what}: this looks like a mask: write mask.bool() "
+            "(.astype(bool) of an array), or leave repeated ids away"
+        )
+
+
 def ids_of(values: IdsLike, num_ids: int, name: str, what: str = "node") -> Tensor:
     """The same without a look at the values: ids may be on a device, where that would mean to wait for it."""
     if isinstance(values, Tensor) and values.dtype in _ID_TYPES and values.dim() == 1:  # every batch's seeds
@@ -44,11 +71,16 @@ def ids_of(values: IdsLike, num_ids: int, name: str, what: str = "node") -> Tens
     return ids.nonzero().view(-1)
 
 
-def ids_or_mask(values: Any, name: str) -> Tensor:
-    """A vector of int32, int64 or bool, on the host unless `values` is a tensor elsewhere; ValueError for others."""
+def ids_or_mask(values: Any, name: str, num_ids: int | None = None) -> Tensor:
+    """A vector of int32, int64 or bool, on the host unless `values` is a tensor elsewhere; ValueError for others.
+
+    With `num_ids`, a mask that was given as integers is refused too.
+    """
     ids = as_integers(values, name)
     if ids.dim() != 1:
         raise ValueError(f"{name} must be one-dimensional int32, int64 or bool, got {list(ids.shape)} {ids.dtype}")
+    if num_ids is not None:
+        check_no_mask(ids, num_ids, name)
     return ids
 
 

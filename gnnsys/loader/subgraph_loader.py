@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gnnsys.graph import Graph, IdsLike, as_ids
+from gnnsys.graph import Graph, IdsLike, chosen_ids
 from gnnsys.loader.batch import Batch
 from gnnsys.loader.device_copy import resolve, sampled_on
 from gnnsys.loader.fetch import Names
@@ -81,7 +81,7 @@ class SubgraphLoader(Loader):
             share = _share(sampler)
             numbers = share.ids
         else:
-            numbers = as_ids(inputs, sampler.num_inputs, "inputs", "input").long().cpu()
+            numbers = chosen_ids(inputs, sampler.num_inputs, "inputs", "input").long().cpu()
         if not len(numbers) and (share is None or not share.largest):
             raise ValueError("inputs is empty: nothing to make batches of")
         chosen = InputIds(numbers)

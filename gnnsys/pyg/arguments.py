@@ -75,7 +75,7 @@ def complete_nodes(data: Any, input_nodes: Any, sampler: BaseSampler) -> Any:
             )
         if not is_pair or input_nodes[1] is None:
             return node_type
-        return node_type, _check_mask(ids_or_mask(input_nodes[1], "input_nodes"), num_nodes)
+        return node_type, _check_mask(ids_or_mask(input_nodes[1], "input_nodes", num_nodes), num_nodes)
     if not isinstance(data, Data) and (is_pair or isinstance(input_nodes, str)):
         # Edges without a type connect nodes of one type, which the feature store may name, such as 'default'.
         group = input_nodes[0] if is_pair else input_nodes
@@ -90,7 +90,8 @@ def complete_nodes(data: Any, input_nodes: Any, sampler: BaseSampler) -> Any:
         return torch.arange(num_nodes, device="cpu")
     if input_nodes is None:
         return None
-    return _check_mask(ids_or_mask(input_nodes, "input_nodes"), _num_nodes(data, sampler, None))
+    num_nodes = _num_nodes(data, sampler, None)
+    return _check_mask(ids_or_mask(input_nodes, "input_nodes", num_nodes), num_nodes)
 
 
 def check_nodes(inputs: NodeSamplerInput, data: Any, sampler: BaseSampler, may_be_empty: bool = False) -> None:

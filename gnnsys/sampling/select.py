@@ -20,16 +20,21 @@ from gnnsys.partition import Parts
 
 BLOCK = 1 << 20  # rows looked at together: a megabyte of mask
 
+_MASK_TYPES = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)  # integers: 0 and 1 alone
+
 
 def count_true(mask: Tensor, bounds: Sequence[int], name: str = "the mask") -> list[int]:
-    """How many rows of `mask` are true in each [bounds[i], bounds[i + 1]); ValueError for bytes that are not 0 or 1."""
+    """How many rows of `mask` are true in each [bounds[i], bounds[i + 1]); ValueError for integers beside 0 and 1."""
 
     def count(block: Tensor) -> int:
-        if block.dtype != torch.bool and block.numel() and (largest := int(block.max())) > 1:
-            raise ValueError(
-                f"{name} must be a mask, bools or bytes of 0 and 1, got {block.dtype} with {largest}: give ids as "
-                "int64 (.long() or .astype(int)), or the mask of what you mean (rows != 0)"
-            )
+        if block.dtype != torch.bool and block.numel():
+            low, high = torch.stack(block.aminmax()).tolist()
+            if low < 0 or high > 1:
+                raise ValueError(
+                    f"{name} must be a mask, bools or integers of 0 and 1, got {block.dtype} with "
+                    f"{high if high > 1 else low}: give the mask of what you mean as bools (rows != 0), or ids as "
+                    "int64 (.long() or .astype(int))"
+                )
         return int(torch.count_nonzero(block))
 
     return [
@@ -54,8 +59,11 @@ def select_true(mask: Tensor, first: int, end: int) -> Tensor:
 
 def mask_column(rows: Tensor, column: int | None, name: str) -> Tensor:
     """One truth value per row: `rows` itself, or a column where there are several; ValueError for what is no mask."""
-    if rows.dtype not in (torch.bool, torch.uint8) or rows.dim() not in (1, 2):
-        raise ValueError(f"{name} must be a mask, bool [num_rows], got {rows.dtype} {list(rows.shape)}")
+    if rows.dtype not in _MASK_TYPES or rows.dim() not in (1, 2):
+        raise ValueError(
+            f"{name} must be a mask, bool [num_rows], got {rows.dtype} {list(rows.shape)}: store rows.bool(), or the "
+            "mask of what you mean, such as rows > 0, in the graph"
+        )
     if rows.dim() == 1 and column is None:
         return rows
     if rows.dim() == 1 or column is None or not 0 <= column < rows.shape[1]:

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnsys.graph import EdgeType, Graph, IdsLike, NodeType, as_ids, did_you_mean, some
-from gnnsys.sampling import DistGraph
+from gnnsys.graph import EdgeType, Graph, IdsLike, NodeType, as_ids, chosen_ids, did_you_mean, some
+from gnnsys.sampling import DistGraph, count_true, mask_column
 from gnnsys.seeds.leftover import InputIds
 from gnnsys.seeds.shares import Share
 from gnnsys.store import read_rows
@@ -35,7 +35,7 @@ def resolve_nodes(graph: Graph | DistGraph, input_nodes: InputNodes) -> tuple[No
     if isinstance(chosen, str):
         chosen = read_mask(graph, node_type, chosen)
     chosen = range(num_nodes) if chosen is None else chosen
-    nodes = as_ids(chosen, num_nodes, "input_nodes").long().cpu()
+    nodes = chosen_ids(chosen, num_nodes, "input_nodes").long().cpu()
     if nodes.numel() == 0:
         raise ValueError(f"input_nodes is empty: no seeds of node type {node_type!r}")
     return node_type, nodes
@@ -97,7 +97,10 @@ def check_alone(graph: Graph | DistGraph, key: NodeType | EdgeType, mask: str | 
 
 
 def read_mask(graph: Graph | DistGraph, node_type: NodeType, name: str) -> Tensor:
-    """The mask `name` (or `name`_mask) of a node type, bool [num_nodes]; it may be spread over machines."""
+    """The mask `name` (or `name`_mask) of a node type, bool [num_nodes]; it may be spread over machines.
+
+    Integers that are all 0 or 1 are a mask as well, as for `gnnsys.split`.
+    """
     arrays = graph.node_data[node_type]
     found = _mask_called(arrays, name)
     if found is None:
@@ -107,23 +110,34 @@ def read_mask(graph: Graph | DistGraph, node_type: NodeType, name: str) -> Tenso
             f"{some(masks, near=name)}{did_you_mean(name, masks)}"
         )
     rows = arrays[found]
+    label = f"input_nodes: {found!r} of {node_type!r}"
+    mask_column(torch.empty(rows.shape, dtype=rows.dtype, device="meta"), None, label)  # before anything is read
     if isinstance(rows, Tensor):
-        return rows
+        return _as_bools(rows, label)
     num_nodes = graph.num_nodes(node_type)
     ends = range(0, num_nodes, _PIECE)
     numbers = (torch.arange(first, min(first + _PIECE, num_nodes), device="cpu") for first in ends)
     pieces = [read_rows([(rows, ids)])[0] for ids in numbers]
-    return torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.bool, device="cpu")
+    mask = torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.bool, device="cpu")
+    return _as_bools(mask, label)
+
+
+def _as_bools(mask: Tensor, label: str) -> Tensor:
+    count_true(mask, [0, mask.numel()], label)  # refuses integers that are not 0 or 1
+    return mask.bool()
 
 
 def _mask_called(arrays: Mapping[str, Any], name: str) -> str | None:
-    """The mask that a user means by `name`: called so, or with `_mask` behind it."""
-    return next((n for n in (name, f"{name}_mask") if n in arrays and arrays[n].dtype == torch.bool), None)
+    """The mask that a user means by `name`: called so, or with `_mask` behind it, of bools where one of them is."""
+    there = [n for n in (name, f"{name}_mask") if n in arrays]
+    bools = [n for n in there if arrays[n].dtype == torch.bool]
+    return next(iter(bools or reversed(there)), None)
 
 
 def type_with_mask(graph: Graph | DistGraph, name: str) -> NodeType:
     """The only node type that has the mask; ValueError that says what to write where there is another number."""
-    having = [t for t in graph.node_types if _mask_called(graph.node_data[t], name) is not None]
+    found = {t: _mask_called(graph.node_data[t], name) for t in graph.node_types}
+    having = [t for t, n in found.items() if n is not None and not graph.node_data[t][n].dtype.is_floating_point]
     if len(having) == 1:
         return having[0]
     types = graph.node_types

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gnnsys.comm import Kind, Pending
-from gnnsys.graph import MANIFEST, EdgeType, Graph, IdsLike, NodeType, as_ids, as_integers, check_ours, some
+from gnnsys.graph import MANIFEST, EdgeType, Graph, IdsLike, NodeType, as_integers, check_ours, chosen_ids, some
 from gnnsys.partition import Placement
 from gnnsys.sampling import (
     EdgeFilter,
@@ -341,7 +341,8 @@ def _choose(
         if mask.numel() != offsets[-1]:
             raise ValueError(f"the mask must have a row for each of {offsets[-1]} {type!r}, got {mask.numel()}")
         return _Masked(mask.cpu(), offsets)
-    return _Listed(as_ids(given, offsets[-1], "ids").cpu().long().sort().values, offsets)
+    what_they_are = "node" if isinstance(type, str) else "edge"
+    return _Listed(chosen_ids(given, offsets[-1], "ids", what_they_are).cpu().long().sort().values, offsets)
 
 
 def _is_stored(graph: DistGraph, type: NodeType | EdgeType, name: str, rows: Any) -> bool:

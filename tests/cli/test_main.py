@@ -48,6 +48,31 @@ assert "torch" not in sys.modules
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60, capture_output=True)
 
 
+def test_without_a_command_the_help_is_printed_and_the_exit_code_is_2(capsys: pytest.CaptureFixture[str]):
+    assert main([]) == 2
+    printed = capsys.readouterr()
+    assert "start here:" in printed.out and not printed.err
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [("parition", "'parition': did you mean partition?"), ("zzz", "'zzz': gnnsys --help lists the commands")],
+)
+def test_a_command_that_does_not_exist_is_answered_with_the_one_that_is_like_it(
+    given: str, said: str, capsys: pytest.CaptureFixture[str]
+):
+    with pytest.raises(SystemExit) as stopped:
+        main([given, "cora", "--parts", "2"])
+    assert stopped.value.code == 2
+    assert f"there is no command {said}" in capsys.readouterr().err
+
+
+def test_a_wrong_choice_of_an_option_is_still_said_by_its_own_command(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        main(["completion", "nonsense"])
+    assert "there is no command" not in capsys.readouterr().err
+
+
 def test_an_unknown_suite_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str]):
     assert main(["bench", "nonsense"]) == 2
     error = capsys.readouterr().err

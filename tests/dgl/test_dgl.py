@@ -267,3 +267,11 @@ def test_a_feature_that_does_not_exist_is_named_when_the_loader_is_made() -> Non
 def test_a_device_that_is_not_there_is_refused_when_the_loader_is_made() -> None:
     with pytest.raises(ValueError, match="device='cuda' is not available here"):
         ours.DataLoader(plain_graph(), torch.arange(9), ours.NeighborSampler([2]), device="cuda")
+
+
+def test_a_mask_given_as_integers_is_refused_when_our_loader_is_made():
+    g = dgl.graph((torch.arange(30), torch.arange(30).flip(0)), num_nodes=30)
+    mask = torch.arange(30) % 3 == 0
+    for given in (mask.long(), mask.int(), {"_N": mask.long()}):
+        with pytest.raises(ValueError, match=r"all 0 or 1.*write mask.bool\(\)"):
+            ours.DataLoader(g, given, ours.NeighborSampler([2]), batch_size=5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -52,6 +53,44 @@ def test_pyg_data_goes_through_a_graph_and_back_unchanged():
     assert back.num_nodes == 30
     for name in ("edge_index", "x", "y", "train_mask", "edge_attr", "edge_weight"):
         assert torch.equal(back[name], data[name]), name
+
+
+def test_arrays_of_numpy_and_lists_of_numbers_in_pyg_data_become_rows():
+    data, wanted = pyg_data(), pyg_data()
+    for name in ("x", "edge_attr", "train_mask", "edge_index"):
+        wanted[name] = data[name]
+        data[name] = data[name].numpy()
+    data.y, wanted.y = wanted.y.tolist(), wanted.y
+    data.names = [f"node {i}" for i in range(30)]
+    data.pairs = [[1], [2, 3]] * 15  # rows of several lengths
+    graph = from_pyg(data)
+    assert set(graph.node_data[NODE]) == {"x", "y", "train_mask"}
+    for name in ("x", "y", "train_mask"):
+        assert torch.equal(graph.node_data[NODE][name], wanted[name]), name
+    assert torch.equal(graph.edge_data[EDGE]["edge_attr"], wanted.edge_attr)
+    assert torch.equal(graph.edge_index(), wanted.edge_index)
+
+
+def test_rows_of_another_length_in_pyg_data_are_left_out_with_a_warning_and_graph_level_ones_without():
+    data = pyg_data()
+    data.level, data.scale, data.edge_label, data.split_idx = torch.rand(1, 5), torch.tensor(2.0), torch.ones(9), [1, 2]
+    data.edge_label_index = torch.zeros(2, 9, dtype=torch.int64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert set(from_pyg(data).node_data[NODE]) == {"x", "y", "train_mask"}
+        from_pyg(pyg_hetero())
+    data.y, data.train_mask = data.y[:-1], data.train_mask[:4].numpy()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert set(from_pyg(data).node_data[NODE]) == {"x"}
+    assert sorted(str(each.message).partition(":")[0] for each in said) == [
+        "data.train_mask has 4 rows and there are 30 nodes",
+        "data.y has 29 rows and there are 30 nodes",
+    ]
+    typed = pyg_hetero()
+    typed["paper"].y = torch.ones(19)
+    with pytest.warns(UserWarning, match=r"data\['paper'\].y has 19 rows and there are 20 nodes: it is left out"):
+        from_pyg(typed)
 
 
 def test_pyg_hetero_data_goes_through_a_graph_and_back_unchanged():

@@ -56,7 +56,13 @@ def test_an_empty_table_is_a_graph_without_edges(tmp_path):
         ("edges.csv", "0,1\n1,x\n", "edges.csv"),
         ("edges.csv", "0,1\n1\n", "edges.csv"),
         ("edges.csv", "0,1\n0.5,1\n", "edges.csv"),
-        ("edges.txt", "0 1\n-1 2\n", r"edges.txt: src must be in .*got -1 at position 1"),
+        ("edges.txt", "0 1\n-1 2\n", "edges.txt: src must be 0 or more, ids count from 0, got -1 at position 1"),
+        ("edges.csv", "alice,bob\nbob,carol\n", r"there are \['alice', 'bob'\].*numpy.unique.*return_inverse=True"),
+        ("edges.csv", "src,dst\nalice,bob\n", "line 2: .* got 'alice': ids must be 0 to N-1: .*numpy.unique"),
+        ("edges.csv", "0,1\n1,bob\n", "line 2: field 2 .* got 'bob': ids must be 0 to N-1: .*numpy.unique"),
+        ("edges.csv", "", "edges.csv: there are no edges in it"),
+        ("edges.txt", "src dst\n", "edges.txt: there are no edges in it"),
+        ("data.pt", "", r"partition_graph\(torch.load\(\".*data.pt\", weights_only=False\), 2, \"parts/\"\)"),
         ("edges.csv", "src,dst,weight\n0,1,nan\n", "edges.csv: .*'weight'.* must be finite"),
         ("edges.txt", "# ids\nO 1\n1 2\n", "edges.txt: line 2: 'O' is not a number, and a header has no numbers"),
         ("edges.csv", "src,dst,a,w\n0,1,inf,2\n# big\n0,1,2,1e39\n", "line 4: field 4 must fit in float32, got '1e39'"),
@@ -110,6 +116,23 @@ def test_a_number_of_nodes_too_large_for_any_machine_is_refused(tmp_path):
             load(tmp_path / "e.npz")
         with pytest.raises(ValueError, match=wanted):
             external_graph(tmp_path / "e.npz", tmp_path / "out", memory_limit=64 << 20)
+
+
+def test_a_table_larger_than_memory_is_refused_as_one_that_is_not(tmp_path):
+    for text, message in (("", "there are no edges"), ("0,1\n2,-1\n", "dst must be 0 or more.* got -1 at position 1")):
+        with pytest.raises(ValueError, match=f"edges.csv: {message}"):
+            external_graph(write(tmp_path / "edges.csv", text), tmp_path / "out", memory_limit=64 << 20)
+
+
+def test_a_file_that_is_not_there_is_no_dataset(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("nofile.csv", "some/folder", "data.pt"):
+        with pytest.raises(ValueError, match=f"there is no file {name} in {tmp_path}"):
+            dataset(name)
+    with pytest.raises(ValueError, match=f"there is no file {tmp_path}/x.txt: give the path"):
+        dataset(f"{tmp_path}/x.txt")
+    with pytest.raises(ValueError, match="dataset 'coraa' is not there"):
+        dataset("coraa")
 
 
 def test_a_missing_path_is_refused(tmp_path):
@@ -261,8 +284,8 @@ def test_a_dataset_is_found_in_the_data_folder(tmp_path, monkeypatch):
     assert available_datasets() == ["tiny"]
     assert dataset("tiny").node_data[NODE]["x"].tolist() == [[1, 3], [0, 0]]
     assert dataset("tiny", row_normalize=True).node_data[NODE]["x"].tolist() == [[0.25, 0.75], [0, 0]]
-    for name in ("other", "../tiny"):
-        with pytest.raises(ValueError, match=r"is not there.*tiny.*are generated"):
+    for name, message in (("other", r"is not there.*tiny.*are generated"), ("../tiny", r"there is no file \.\./tiny")):
+        with pytest.raises(ValueError, match=message):
             dataset(name)
 
 

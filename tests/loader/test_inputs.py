@@ -124,6 +124,30 @@ def test_loaders_samplers_and_splits_refuse_floats_and_masks_of_another_length()
                 raise AssertionError(f"call {number} took {wrong!r}")
 
 
+def test_a_mask_given_as_integers_is_refused_when_a_loader_is_made(tmp_path: Path) -> None:
+    graph = homogeneous()
+    mask = mask_of(graph.num_nodes())
+    with machines(graph, tmp_path / "parts", 2, machine_of_part=[0, 0]) as (parted,):
+        for where in (graph, parted):
+            for given in (mask.long(), mask.int(), mask.long().numpy(), mask.long().tolist()):
+                for nodes in (given, ("node", given), {"node": given}):
+                    with pytest.raises(ValueError, match=r"input_nodes holds .* all 0 or 1.*write mask.bool\(\)"):
+                        NeighborLoader(where, [2], input_nodes=nodes)
+            few = NeighborLoader(where, [2], input_nodes=mask.long()[1:], num_threads=0)  # not one for each: ids
+            assert set(seeds_of(few)) == {0, 1}
+
+
+def test_two_nodes_are_ids_and_bytes_and_floats_are_told_to_become_bools() -> None:
+    pair = Graph.from_edge_index(torch.tensor([[0, 1], [1, 0]]), 2)
+    for ids in ([0, 1], [1, 0], [1, 1]):
+        assert seeds_of(NeighborLoader(pair, [1], input_nodes=ids, num_threads=0)) == ids
+    graph = homogeneous()
+    mask = mask_of(graph.num_nodes())
+    for given in (mask.byte(), mask.byte().numpy(), mask.float(), mask.float().tolist()):
+        with pytest.raises(ValueError, match=r"bools with an entry for each \(\.bool\(\).*or ids .*\.long\(\)"):
+            NeighborLoader(graph, [2], input_nodes=given)
+
+
 def test_a_share_holds_ids() -> None:
     graph = homogeneous()
     assert gnnsys.Seeds(np.array([5, 2]), "node", 2, 2).ids.tolist() == [5, 2]  # type: ignore[arg-type]

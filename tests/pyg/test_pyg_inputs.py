@@ -64,6 +64,17 @@ def test_pyg_loaders_refuse_floats_and_masks_of_another_length() -> None:
                 raise AssertionError(f"call {number} took {wrong!r}")
 
 
+def test_pyg_loaders_refuse_a_mask_given_as_integers_when_they_are_made() -> None:
+    mask = mask_of(NUM_NODES)
+    for given in (mask.long(), mask.int(), mask.long().numpy(), mask.long().tolist()):
+        for data, nodes in ((plain(), given), (typed(), ("a", given))):
+            with pytest.raises(ValueError, match=r"input_nodes holds 40 .* all 0 or 1.*write mask.bool\(\)"):
+                gnnsys.pyg.NeighborLoader(data, [2], input_nodes=nodes)
+    for few in ([0, 1, 0], [1] * (NUM_NODES - 1), [0, 1] * NUM_NODES):
+        loader = gnnsys.pyg.NeighborLoader(plain(), [2], input_nodes=few, batch_size=100)
+        assert next(iter(loader)).input_id.numel() == len(few)
+
+
 def test_pyg_links_mean_the_same_whatever_holds_them() -> None:
     links = torch.tensor([[3, 1, 4], [1, 5, 9]])
     for name, hold in LINK_HOLDERS.items():

@@ -137,7 +137,7 @@ def test_masks_may_be_named(graph: Graph) -> None:
         (Seeds(torch.tensor([1, 2]), NODE, 1), "largest share has 1"),
         (Seeds(torch.tensor([], dtype=torch.int64), NODE, 0), "empty on every rank"),
         ("val", r"no mask 'val', only \['train_mask'\]"),
-        ("y", "no mask 'y'"),
+        ("y", "'y' of 'node' must be a mask, bools or integers of 0 and 1, got torch.int64 with 299"),
     ],
 )
 def test_seeds_that_do_not_fit_are_refused(graph: Graph, nodes: object, message: str) -> None:

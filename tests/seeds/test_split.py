@@ -12,7 +12,7 @@ from gnnsys.graph import EDGE, NODE, Graph
 from gnnsys.partition import Placement, open_parts, write_parts
 from gnnsys.sampling import DistGraph
 from gnnsys.sampling.select import count_true, select_true
-from gnnsys.seeds import IdRange, assign_shares, split
+from gnnsys.seeds import IdRange, assign_shares, resolve_nodes, split
 from gnnsys.session import init
 from gnnsys.session.graph_server import GraphServer
 from gnnsys.store import Store
@@ -136,6 +136,39 @@ def test_bytes_are_a_mask_where_they_are_0_and_1_and_refused_where_they_are_not(
         assert len(split(parts, "bits")) == int(bits.sum())
         with pytest.raises(ValueError, match="'numbers' of 'node' must be a mask"):
             split(parts, "numbers")
+
+
+def test_a_stored_mask_of_integers_is_a_mask_in_memory_and_on_parts_and_other_numbers_are_none(tmp_path):
+    graph, bits = homogeneous(40, 100), torch.arange(40).remainder(3).eq(1)
+    chosen = bits.nonzero().view(-1)
+    graph.set_node_data("train_mask", bits.long())
+    graph.set_node_data("fold_mask", torch.arange(40).remainder(3) - 1)
+    graph.set_node_data("soft_mask", bits.float())
+    with machines(graph, tmp_path / "parts", 2, machine_of_part=[0, 0]) as (parts,):
+        for where, ids in ((graph, chosen), (parts, None)):
+            found = [split(where, "train").ids, resolve_nodes(where, "train")[1]]
+            assert torch.equal(*found) and found[0].numel() == chosen.numel()
+            assert ids is None or torch.equal(found[0], ids)
+            for name, words in (
+                ("fold", r"'fold_mask' of 'node' must be a mask.* got torch.int64 with -1.*as bools"),
+                ("soft", r"'soft_mask' of 'node' must be a mask.* got torch.float32 \[[0-9]+\]: store rows.bool\(\)"),
+            ):
+                for take in (split, resolve_nodes):
+                    with pytest.raises(ValueError, match=words):
+                        take(where, name)
+
+
+def test_a_mask_given_as_integers_is_refused_and_ids_are_not(graph):
+    mask = graph.node_data[NODE]["train_mask"]
+    for given in (mask.long(), mask.int(), mask.long().numpy(), mask.long().tolist(), [0] * 200):
+        with pytest.raises(ValueError, match=r"ids holds 200 integers, all 0 or 1.*write mask.bool\(\)"):
+            split(graph, given)
+    with pytest.raises(ValueError, match=r"all 0 or 1, one per edge"):
+        split(graph, graph.edge_data[EDGE]["train_mask"].long(), type=EDGE)
+    assert split(graph, [0, 1]).ids.tolist() == [0, 1]
+    assert split(graph, [1] * 199).total == 199 and split(graph, [1, 0] * 101).total == 202
+    assert split(graph, [0] * 199 + [2]).total == 200
+    assert split(homogeneous(2, 3), [0, 1]).ids.tolist() == [0, 1]
 
 
 def test_edges_are_split_by_mask_and_without(graph):
