@@ -65,6 +65,7 @@ def check_without_cluster(args: argparse.Namespace) -> None:
 
 def run_plan(args: argparse.Namespace) -> int:
     """`gnnsys plan PARTS --cluster FILE --profile FILE --trainers N`."""
+    from gnnsys.cli.progress import Progress
     from gnnsys.planning import Cluster, ExploreSettings, JobProfile, PlaceOptions, place_job
 
     for name in _OF_A_MACHINE:
@@ -86,7 +87,10 @@ def run_plan(args: argparse.Namespace) -> int:
         policy=args.policy,
         search=ExploreSettings(cost=args.cost, steps=args.steps, seed=args.seed, most_simulated=MOST_SIMULATED),
     )
-    plan = place_job(cluster, profile, args.trainers, options, profile_path=_beside(args.profile, args.out))
+    with Progress.reported("plan") as progress:
+        plan = place_job(
+            cluster, profile, args.trainers, options, profile_path=_beside(args.profile, args.out), progress=progress
+        )
     if args.json != "-":
         for line in report(plan, cluster, profile):
             print(line)
@@ -178,7 +182,8 @@ def report(plan: PlacementPlan, cluster: Cluster, profile: JobProfile) -> Iterat
         yield "runners-up"
     for other in plan.runners_up:
         ratio = other.seconds_per_epoch / plan.forecast.seconds_per_epoch if plan.forecast.seconds_per_epoch else 1.0
-        yield f"  {_seconds(other.seconds_per_epoch)} ({ratio:.2f}x)  {other.name}: {_short(other.hosts)}"
+        placed = trainers_and_parts(other.hosts, plan.hosts)
+        yield f"  {_seconds(other.seconds_per_epoch)} ({ratio:.2f}x)  {other.name}: {placed}"
 
 
 def _who_samples(samplers: int) -> str:
@@ -196,8 +201,16 @@ def host_table(hosts: Sequence[PlacedHost]) -> Iterator[str]:
         yield f"{host.name:<{width}}  {host.num_trainers:8d}  {parts}{f'; for {samplers}' if samplers else ''}"
 
 
-def _short(hosts: Sequence[PlacedHost]) -> str:
-    return ", ".join(f"{host.name} {host.num_trainers}" for host in hosts if host.num_trainers)
+def trainers_and_parts(hosts: Sequence[PlacedHost], chosen: Sequence[PlacedHost]) -> str:
+    """The trainers of each host, and its parts where the chosen placement has the same trainers."""
+
+    def trainers(placed: Sequence[PlacedHost]) -> dict[str, int]:
+        return {host.name: host.num_trainers for host in placed if host.num_trainers}
+
+    if trainers(hosts) != trainers(chosen):
+        return ", ".join(f"{name} {count}" for name, count in trainers(hosts).items())
+    told = [f"{host.name} {host.num_trainers}, parts {' '.join(map(str, host.parts)) or '-'}" for host in hosts]
+    return "; ".join(told)
 
 
 def _bounds(bounds: Any) -> Iterator[str]:
