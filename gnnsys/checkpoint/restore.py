@@ -6,6 +6,7 @@ an error on one rank is raised on every rank.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -87,6 +88,8 @@ def _find(folder: Path, group: Group, session: Session | None, states: States) -
     problem = None
     if group.is_leader:
         try:
+            if folder.exists() and not folder.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, "it is a file, give a folder", str(folder))
             folder.mkdir(parents=True, exist_ok=True)
             if not os.access(folder, os.W_OK | os.X_OK):
                 raise PermissionError(13, "it may not be written to", str(folder))
@@ -227,6 +230,14 @@ def _fitting(group: Group, session: Session | None, states: States, found: Compl
                 raise ValueError(
                     f"the checkpoint of step {found.steps} is of another job: {told}. Its names are "
                     f"{', '.join([*manifest['shared'], *manifest['own'], *sorted(manifest['tables'])])}"
+                )
+        kinds = states.optimizers()
+        for name, kind in sorted(manifest.get("optimizers", {}).items()):  # earlier versions did not keep it
+            if kinds.get(name) != kind:
+                raise ValueError(
+                    f"the checkpoint of step {found.steps} has {name} as {kind}, resume() was given "
+                    f"{type(states.shared[name]).__name__}: options and moments of one mean nothing to another. Give "
+                    f"it {kind} again, or another folder to begin anew"
                 )
         return _tables_of(session, states, found)
 

@@ -32,8 +32,9 @@ def resume(
 
     `states`: modules (DDP or not), optimizers, schedulers, loaders, embeddings, tables, and anything else that has
     state_dict() and load_state_dict(). Generators of torch, numpy and Python are saved without being named. The saver
-    saves every `every` steps and keeps the newest `keep`; with `asynchronous` it writes a copy while training goes on,
-    and where that would not fit into memory, or without `asynchronous`, training waits until all is written.
+    saves every `every` steps and keeps the newest `keep`; without `every` only `saver.save()` saves. With
+    `asynchronous` it writes a copy while training goes on, and where that would not fit into memory, or without
+    `asynchronous`, training waits until all is written.
 
     On the CPU a resumed job does what an unbroken one would, bit for bit. With DDP on more than two ranks that takes
     `find_unused_parameters=True`: otherwise DDP lays its buckets out anew in every process, and sums in another order.

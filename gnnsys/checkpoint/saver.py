@@ -363,6 +363,7 @@ class Saver:
             "machines": group.num_machines,
             "shared": names["shared"],
             "own": names["own"],
+            "optimizers": self._states.optimizers(),
             "differing": {rank_differences.differing_file(rank): keys for rank, (*_, keys) in enumerate(told) if keys},
             "tables": tables,
             "originals": originals,

@@ -47,6 +47,14 @@ class States:
         """The names that must be the same on every rank and in a checkpoint."""
         return {"shared": sorted(self.shared), "own": sorted(self.own), "tables": sorted(self.tables)}
 
+    def optimizers(self) -> dict[str, str]:
+        """The class of each dense optimizer, which its state_dict does not tell. Sparse ones tell theirs."""
+        return {
+            name: type(each).__name__
+            for name, each in self.shared.items()
+            if isinstance(each, torch.optim.Optimizer) and not isinstance(each, SparseOptimizer)
+        }
+
     def saved_tables(self, saved: Mapping[str, Mapping[str, Any]], session: Session | None = None) -> dict[str, str]:
         """The name that each table has in a checkpoint whose tables are `saved`; those that it lacks are left out.
 

@@ -65,7 +65,7 @@ def check_without_cluster(args: argparse.Namespace) -> None:
 
 def run_plan(args: argparse.Namespace) -> int:
     """`gnnsys plan PARTS --cluster FILE --profile FILE --trainers N`."""
-    from gnnsys.planning import Cluster, ExploreSettings, JobProfile, PlaceOptions, place_job
+    from gnnsys.cli.progress import Progress
 
     for name in _OF_A_MACHINE:
         if getattr(args, name) is not None:
@@ -77,16 +77,23 @@ def run_plan(args: argparse.Namespace) -> int:
             )
     if args.out is not None and not Path(args.out).absolute().parent.is_dir():
         raise ValueError(f"--out {args.out}: the folder {Path(args.out).parent} does not exist")
+    _check_files(cluster=args.cluster, profile=args.profile)
+    digest = manifest_digest(args.source)
+    from gnnsys.planning import Cluster, ExploreSettings, JobProfile, PlaceOptions, place_job  # and torch: seconds
+
     cluster = Cluster.from_file(args.cluster).with_settings(args.set)
     profile = JobProfile.from_file(args.profile)
-    profile.check_parts(manifest_digest(args.source), args.source)
+    profile.check_parts(digest, args.source)
     options = PlaceOptions(
         samplers=_samplers(args.samplers),
         move_parts=not args.keep_parts,
         policy=args.policy,
         search=ExploreSettings(cost=args.cost, steps=args.steps, seed=args.seed, most_simulated=MOST_SIMULATED),
     )
-    plan = place_job(cluster, profile, args.trainers, options, profile_path=_beside(args.profile, args.out))
+    with Progress.reported("plan") as progress:
+        plan = place_job(
+            cluster, profile, args.trainers, options, profile_path=_beside(args.profile, args.out), progress=progress
+        )
     if args.json != "-":
         for line in report(plan, cluster, profile):
             print(line)
@@ -102,11 +109,12 @@ def run_plan(args: argparse.Namespace) -> int:
 
 def run_simulate(args: argparse.Namespace) -> int:
     """`gnnsys simulate PLAN`."""
-    from gnnsys.planning import Cluster, JobProfile, PlacementPlan, simulate_plan
-
     for option, file in (("--trace", args.trace), ("--json", args.json)):
         if file not in (None, "-") and not Path(file).absolute().parent.is_dir():
             raise ValueError(f"{option} {file}: the folder {Path(file).parent} does not exist")
+    _check_files(plan=args.plan, cluster=args.cluster, profile=args.profile)
+    from gnnsys.planning import Cluster, JobProfile, PlacementPlan, simulate_plan  # and torch: seconds
+
     plan = PlacementPlan.from_file(args.plan)
     given = Cluster.from_json(plan.cluster) if args.cluster is None else Cluster.from_file(args.cluster)
     cluster = given.with_settings(args.set)
@@ -140,6 +148,17 @@ def run_simulate(args: argparse.Namespace) -> int:
         told = json.dumps(replace(plan, hosts=hosts, forecast=forecast, cluster=cluster.to_json()).to_json(), indent=1)
         print(told) if args.json == "-" else Path(args.json).write_text(told + "\n", encoding="utf-8")
     return 0
+
+
+def _check_files(*, plan: str | None = None, cluster: str | None = None, profile: str | None = None) -> None:
+    """ValueError for one that is not there, before torch is imported."""
+    for path, what, how in (
+        (plan, "plan", "make one with gnnsys plan PARTS --cluster FILE --profile FILE --out {}"),
+        (cluster, "cluster file", "write one with the hosts' names, cores and rates (docs/profile.md)"),
+        (profile, "profile", "make one with `gnnsys profile PARTS --out {}`"),
+    ):
+        if path is not None and not Path(path).exists():
+            raise ValueError(f"there is no {what} {path}: {how.format(path)}")
 
 
 def manifest_digest(parts: str) -> int:
@@ -178,7 +197,8 @@ def report(plan: PlacementPlan, cluster: Cluster, profile: JobProfile) -> Iterat
         yield "runners-up"
     for other in plan.runners_up:
         ratio = other.seconds_per_epoch / plan.forecast.seconds_per_epoch if plan.forecast.seconds_per_epoch else 1.0
-        yield f"  {_seconds(other.seconds_per_epoch)} ({ratio:.2f}x)  {other.name}: {_short(other.hosts)}"
+        placed = trainers_and_parts(other.hosts, plan.hosts)
+        yield f"  {_seconds(other.seconds_per_epoch)} ({ratio:.2f}x)  {other.name}: {placed}"
 
 
 def _who_samples(samplers: int) -> str:
@@ -196,8 +216,16 @@ def host_table(hosts: Sequence[PlacedHost]) -> Iterator[str]:
         yield f"{host.name:<{width}}  {host.num_trainers:8d}  {parts}{f'; for {samplers}' if samplers else ''}"
 
 
-def _short(hosts: Sequence[PlacedHost]) -> str:
-    return ", ".join(f"{host.name} {host.num_trainers}" for host in hosts if host.num_trainers)
+def trainers_and_parts(hosts: Sequence[PlacedHost], chosen: Sequence[PlacedHost]) -> str:
+    """The trainers of each host, and its parts where the chosen placement has the same trainers."""
+
+    def trainers(placed: Sequence[PlacedHost]) -> dict[str, int]:
+        return {host.name: host.num_trainers for host in placed if host.num_trainers}
+
+    if trainers(hosts) != trainers(chosen):
+        return ", ".join(f"{name} {count}" for name, count in trainers(hosts).items())
+    told = [f"{host.name} {host.num_trainers}, parts {' '.join(map(str, host.parts)) or '-'}" for host in hosts]
+    return "; ".join(told)
 
 
 def _bounds(bounds: Any) -> Iterator[str]:

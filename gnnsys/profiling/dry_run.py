@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
@@ -32,6 +32,7 @@ from gnnsys.seeds import Seeds, split
 from gnnsys.session import GraphServer
 from gnnsys.store import Store
 
+_WAYS, _WAYS_LATE = 2, 4  # in which a share is counted
 _WARM = 3  # batches before those that are timed
 AWAY = -1  # the number of a machine that has no part
 _KINDS = {"SAMPLE": "sample", "PULL": "pull"}  # others, of which there are few, count as what a batch samples
@@ -119,11 +120,12 @@ def count_shares(
     trainers: int | None = None,
     num_batches: int = 50,
     steps: StepTimes | None = None,
-    progress: Any = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> CountedShares:
     """Flows and times of the first `num_batches` batches of each of `trainers` shares (default: one per subpart).
 
-    `steps` times training on batches. `progress` is called with how many shares are done and how many there are.
+    `steps` times training on batches. `progress` is called with how many batches are counted and how many will be: a
+    share is counted two or four times.
     """
     folder = Path(path)
     parts = open_parts(folder, verify=False)
@@ -133,8 +135,9 @@ def count_shares(
     shares: list[ShareProfile] = []
     carried: list[float] = []
     with part_servers(folder, parts.num_parts) as endpoints:
-        _Counting(parts, endpoints, job, trainers, _WARM).count(0, (), None, None)  # what is read for the first time
-        counting = _Counting(parts, endpoints, job, trainers, num_batches)
+        first = _Counting(parts, endpoints, job, trainers, _WARM)
+        first.count(0, (), None, None)  # what is read for the first time
+        counting = _Counting(parts, endpoints, job, trainers, num_batches, progress, first.may_differ)
         for number in range(trainers):
             samples = KeptSamples()
             away, carry = counting.count(number, (), steps, samples)
@@ -151,8 +154,6 @@ def count_shares(
             }
             shares.append(replace(away, **pulled, home=home, local_cost=_local_cost(away, at_home, home)))
             carried.append(carry)
-            if progress is not None:
-                progress(number + 1, trainers)
     return CountedShares(
         tuple(shares), counting.subpart_seeds, counting.ahead, counting.in_flight, float(np.median(carried))
     )
@@ -161,13 +162,24 @@ def count_shares(
 class _Counting:
     """Counts shares one after the other; what all of them have in common is known after the first."""
 
-    def __init__(self, parts: Parts, endpoints: dict[int, str], job: DryJob, trainers: int, num_batches: int) -> None:
+    def __init__(
+        self, parts: Parts, endpoints: dict[int, str], job: DryJob, trainers: int, num_batches: int,
+        progress: Callable[[int, int], None] | None = None, may_differ: bool = False,
+    ) -> None:  # fmt: skip
         self._parts, self._endpoints, self._job = parts, endpoints, job
         self._trainers, self._num_batches = trainers, num_batches
+        self._progress, self._done = progress, -1
+        self._total = trainers * num_batches * (_WAYS_LATE if may_differ else _WAYS)
+        self._tell()
         self.subpart_seeds: tuple[int, ...] = ()
         self.homes: list[tuple[int, ...]] = []
         self.ahead = self.in_flight = 0
-        self.may_differ = False
+        self.may_differ = may_differ
+
+    def _tell(self) -> None:
+        self._done += 1
+        if self._progress is not None:
+            self._progress(self._done, self._total)
 
     def count(
         self, number: int, home: Sequence[int], steps: StepTimes | None, samples: KeptSamples | None, *,
@@ -191,7 +203,7 @@ class _Counting:
             self.ahead, self.in_flight = loader.num_under_way, loader.num_ahead
             self.may_differ = loader.num_ahead_when_late != loader.num_ahead
             try:
-                return _count(loader, graph, self._num_batches, steps, samples, is_late=is_late)
+                return _count(loader, graph, self._num_batches, steps, samples, is_late=is_late, tell=self._tell)
             finally:
                 loader.close()
 
@@ -222,7 +234,7 @@ def home_parts(share: range, subpart_seeds: Sequence[int], trainers_per_part: in
 
 def _count(
     loader: NeighborLoader, graph: DistGraph, num_batches: int, steps: StepTimes | None, samples: KeptSamples | None, *,
-    is_late: bool,
+    is_late: bool, tell: Callable[[], None],
 ) -> tuple[ShareProfile, float]:  # fmt: skip
     """The profile of a loader's share, and core-seconds per byte that neither end's own work accounts for."""
     if not len(loader):
@@ -241,6 +253,7 @@ def _count(
         _describe(made.batch, graph, flows, work, at)
         if steps is not None:
             work["computing"][at] = steps.seconds(made.batch)
+        tell()
         stepping += time.process_time() - before
     own = time.thread_time() - began_own
     others = max(0.0, time.process_time() - began_all - stepping - max(0.0, own - stepping))

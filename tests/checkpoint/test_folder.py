@@ -180,7 +180,7 @@ def test_without_descriptors_a_save_fails_by_name_and_the_next_one_works(tmp_pat
 def test_a_folder_that_cannot_be_is_refused_before_training_begins(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(
-        ValueError, match=r"machine 0: checkpoints cannot be kept in .*file.*: (Not a directory|File exists)"
+        ValueError, match=r"machine 0: checkpoints cannot be kept in .*file.*: it is a file, give a folder"
     ):
         Life(tmp_path / "file")
 

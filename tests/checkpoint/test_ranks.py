@@ -86,7 +86,7 @@ def test_what_is_wrong_on_one_rank_is_the_same_error_on_both(lives):
     assert "rank 0 saves after step 0 and rank 1 after step 1" in steps
     assert "rank 1 cannot save step 5: strange['value'] is a slice" in strange
     assert "rank 0 and rank 1 call resume() with different states" in names
-    assert "machine 1: checkpoints cannot be kept in" in folder and "/file: File exists" in folder
+    assert "machine 1: checkpoints cannot be kept in" in folder and "/file: it is a file, give a folder" in folder
 
 
 def test_ranks_of_one_machine_must_give_one_folder():

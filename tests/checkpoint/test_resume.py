@@ -1,9 +1,12 @@
 """A job that is left and resumed does what an unbroken one does, bit for bit."""
 
+import json
+
 import pytest
 import torch
 
 import gnnsys
+from gnnsys.checkpoint import folder as folders
 from gnnsys.comm.rendezvous import poll
 from tests.checkpoint.training import Job, assert_same, make_parts, train
 
@@ -120,3 +123,47 @@ def test_a_job_without_tables_or_parts_needs_no_session(tmp_path):
     (tmp_path / "step-0000000002").rename(tmp_path / "aside")
     (tmp_path / "step-0000000005").rename(tmp_path / "aside too")
     assert torch.equal(life(5), resumed)
+
+
+def manifest_without(path, key):
+    """Makes a checkpoint what it was when manifests did not have this."""
+    manifest = json.loads((path / "manifest.json").read_text())
+    del manifest["crc32"], manifest[key]
+    folders.describe(path, manifest)
+
+
+def test_the_state_of_another_optimizer_is_refused_by_both_names_and_changes_nothing(tmp_path):
+    model = torch.nn.Linear(2, 1)
+    adam = torch.optim.Adam(model.parameters(), lr=0.5)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with gnnsys.resume(tmp_path, model=model, optimizer=adam) as saver:
+        saver.save()
+    with pytest.raises(ValueError, match=r"has optimizer as Adam, resume\(\) was given SGD: .* Give it Adam again"):
+        gnnsys.resume(tmp_path, model=model, optimizer=sgd)
+    assert sgd.param_groups[0]["lr"] == 0.1
+    with gnnsys.resume(tmp_path, model=model, optimizer=torch.optim.Adam(model.parameters())) as saver:
+        assert saver.restored is not None
+
+
+def test_a_checkpoint_that_does_not_say_its_optimizers_is_restored(tmp_path):
+    model = torch.nn.Linear(2, 1)
+    with gnnsys.resume(tmp_path, model=model, optimizer=torch.optim.Adam(model.parameters(), lr=0.5)) as saver:
+        saver.save()
+    manifest_without(tmp_path / "step-0000000000", "optimizers")
+    again = torch.optim.Adam(model.parameters())
+    with gnnsys.resume(tmp_path, model=model, optimizer=again) as saver:
+        assert saver.restored is not None and again.param_groups[0]["lr"] == 0.5
+
+
+def test_without_every_only_save_saves(tmp_path):
+    with gnnsys.resume(tmp_path, model=torch.nn.Linear(2, 1)) as saver:
+        assert not any(saver.step() for _ in range(5))
+        assert saver.newest is None
+        saver.save()
+    assert saver.newest == tmp_path / "step-0000000005"
+
+
+def test_a_file_in_the_place_of_the_folder_is_called_one(tmp_path):
+    (tmp_path / "data.pt").touch()
+    with pytest.raises(ValueError, match=r"cannot be kept in .*data\.pt: it is a file, give a folder"):
+        gnnsys.resume(tmp_path / "data.pt", model=torch.nn.Linear(2, 1))

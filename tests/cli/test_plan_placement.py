@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from gnnsys.cli import main
-from gnnsys.cli.plan_placement import manifest_digest
+from gnnsys.cli.plan_placement import manifest_digest, trainers_and_parts
 from gnnsys.graph import sbm
 from gnnsys.partition import partition_graph
-from gnnsys.planning import PlacementPlan
+from gnnsys.planning import PlacedHost, PlacementPlan
 from tests.planning.profile.profiles import made_profile
 
 CLUSTER = {
@@ -48,6 +48,14 @@ def test_a_plan_is_made_written_and_asked_what_if(job, capsys):
     shown = capsys.readouterr().out
     assert "what binds: " in shown and "link" in shown and "note: " in shown and "slots" in shown
     assert json.loads(trace.read_text())["traceEvents"]
+
+
+def test_a_runner_up_with_the_trainers_of_the_plan_says_its_parts():
+    hosts = (PlacedHost(name="h1", parts=(0, 1), num_trainers=2), PlacedHost(name="h2", parts=(2,)))
+    others = (PlacedHost(name="h1", parts=(0,), num_trainers=2), PlacedHost(name="h2", parts=(1, 2)))
+    elsewhere = (replace(hosts[0], num_trainers=1), replace(hosts[1], num_trainers=1))
+    assert trainers_and_parts(others, hosts) == "h1 2, parts 0; h2 0, parts 1 2"
+    assert trainers_and_parts(elsewhere, hosts) == "h1 1, h2 1"
 
 
 def test_a_kind_of_gpu_that_nobody_says_the_speed_of_is_named(job, capsys):

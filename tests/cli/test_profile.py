@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,7 +29,9 @@ def test_it_writes_a_profile_and_prints_a_table(
     assert main(["profile", str(parts), *SMALL, "--trainers", "3", "--out", str(out)]) == 0
     profile = JobProfile.from_file(out)
     assert len(profile.shares) == 3 and profile.batch_size == 50 and profile.about["fanouts"] == [4, 3]
-    told = capsys.readouterr().out
+    shown = capsys.readouterr()
+    told = shown.out
+    assert shown.err.startswith("profile: looks at 3 batches of each share of the seeds, in several ways: makes ")
     assert told.startswith("2 parts,") and f"--profile {out}" in told
 
 
@@ -58,3 +63,27 @@ def test_a_folder_that_is_not_there_is_told_before_anything_is_counted(
 ) -> None:
     assert main(["profile", str(parts), "--out", str(tmp_path / "none" / "job.json")]) == 2
     assert "does not exist" in capsys.readouterr().err
+
+
+def test_what_is_not_on_the_disk_is_told_without_torch(tmp_path: Path) -> None:
+    """A fresh interpreter is the point: torch takes seconds to import."""
+    (tmp_path / "c.json").write_text("[]")
+    lines = {
+        "there is no plan": ["simulate", "none.json"],
+        "there is no cluster file": ["plan", "parts", "--cluster=none.json", "--profile=c.json", "--trainers=2"],
+        "there is no profile": ["plan", "parts", "--cluster=c.json", "--profile=none.json", "--trainers=2"],
+        "parts has no manifest.json": ["plan", "parts", "--cluster=c.json", "--profile=c.json", "--trainers=2"],
+        "there is no folder none": ["profile", "none", "--out", "job.json"],
+    }
+    code = (
+        "import sys\nfrom gnnsys.cli import main\n"
+        f"assert all(main(line) == 2 for line in {list(lines.values())!r})\nassert 'torch' not in sys.modules"
+    )
+    root = str(Path(__file__).parents[2])
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": root}, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    for told, said in zip(lines, ran.stderr.splitlines(), strict=True):
+        assert told in said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,15 @@ def test_rows_and_edges_of_batches_are_counted_by_owner(parts: Path) -> None:
     assert ((share.seeds == 31) | (share.seeds == 32)).all()
     assert (share.batch_bytes >= share.nodes * 16 * 4).all()
     assert (share.requests > 0).all()
+
+
+@pytest.mark.parametrize("depth", [1, 4])
+def test_progress_goes_from_no_batch_to_all_of_them(parts: Path, depth: int) -> None:
+    seen: list[tuple[int, int]] = []
+    job = replace(JOB, num_threads=1, prefetch=depth)
+    count_shares(parts, job, trainers=2, num_batches=3, progress=lambda done, total: seen.append((done, total)))
+    total = seen[0][1]
+    assert total in (2 * 2 * 3, 4 * 2 * 3) and seen == [(done, total) for done in range(total + 1)]
 
 
 def test_no_seeds_are_told(parts: Path) -> None:

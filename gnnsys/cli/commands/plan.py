@@ -134,7 +134,9 @@ def _own_machine(device: str) -> MachineProfile:
     from gnnsys.planning import machine_profile
 
     if not torch.cuda.is_available():
-        raise ValueError("there is no GPU here: describe one by --machine FILE")
+        raise ValueError(
+            "there is no GPU here: describe one by --machine FILE. A job on several hosts needs --cluster FILE"
+        )
     return machine_profile(torch.device(device))
 
 

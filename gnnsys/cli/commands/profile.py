@@ -7,6 +7,7 @@ a run has recorded (`loader.save_trace`), instead of in this process.
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,6 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if not args.out.absolute().parent.is_dir():
         raise ValueError(f"--out {args.out}: the folder {args.out.parent} does not exist")
+    if not args.parts.exists():
+        raise ValueError(f"there is no folder {args.parts}: make parts with gnnsys partition SOURCE --out {args.parts}")
     if args.against is not None and args.trace is None:
         raise ValueError("--against compares a profile with a run: give the run's traces by --trace FILE ...")
     profile = _counted(args) if args.trace is None else _measured(args)
@@ -81,10 +84,17 @@ def _counted(args: argparse.Namespace) -> JobProfile:
         fanouts=_fanouts(args.fanouts), batch_size=args.batch_size, what=args.seeds, num_threads=args.num_threads
     )
     with Progress.reported("profile") as progress:
+
+        def tell(done: int, total: int) -> None:
+            if not done:
+                looked = f"{args.batches} batches of each share of the seeds"
+                print(f"profile: looks at {looked}, in several ways: makes {total:,} batches", file=sys.stderr)
+            progress(done, total, "batches")
+
         return profile_parts(
             args.parts, job, model=args.model, hidden=args.hidden, trainers=args.trainers, num_batches=args.batches,
             encrypt=not args.plain, machine=_machine(args),
-            progress=lambda done, total: progress(done, total, "shares of the seeds"),
+            progress=tell,
         )  # fmt: skip
 
 
@@ -96,13 +106,13 @@ def _measured(args: argparse.Namespace) -> JobProfile:
 
 def _machine(args: argparse.Namespace) -> MachineProfile | None:
     """Whose GPU computes the steps; None: they are timed here, on a core."""
+    if args.machine is not None and not args.machine.is_file():
+        raise ValueError(f"there is no machine profile {args.machine}: docs/costs.md says how one is measured")
     import torch
 
     from gnnsys.planning import MachineProfile, machine_profile
 
     if args.machine is not None:
-        if not args.machine.is_file():
-            raise ValueError(f"there is no machine profile {args.machine}: docs/costs.md says how one is measured")
         found = MachineProfile.load(args.machine)
         if "product/device" not in found.costs.operators:
             raise ValueError(f"--machine {args.machine}: this machine has no GPU")

@@ -8,9 +8,9 @@ run would deal its seeds (`JobPlacer.as_run`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from gnnsys.planning.placement.balanced_placement import balanced_placements
 from gnnsys.planning.placement.baselines import distdgl_placement, even_placement
 from gnnsys.planning.placement.descend import descend
 from gnnsys.planning.placement.explore import ExploreSettings, SimulatedPlacement, explore
+from gnnsys.planning.placement.first_placement import first_placement
 from gnnsys.planning.placement.plan_file import (
     PlacedHost,
     PlacedSampler,
@@ -31,7 +32,13 @@ from gnnsys.planning.placement.plan_file import (
     check_hosts,
 )
 from gnnsys.planning.placement.problem import PlacementProblem
-from gnnsys.planning.placement.queued_run import MOST_STEPS, settle_late_rows, settle_queues, steady_iteration
+from gnnsys.planning.placement.queued_run import (
+    MOST_STEPS,
+    settle_late_rows,
+    settle_queues,
+    steady_iteration,
+    steady_path,
+)
 from gnnsys.planning.placement.resources import Ints, Resources
 from gnnsys.planning.profile.job_profile import JobProfile
 from gnnsys.planning.simulation import ClusterMachines, SimulatedRun, simulate
@@ -45,6 +52,8 @@ _NO_LIMIT = 1e18
 _FINALISTS, _RUNNERS_UP = 6, 3
 _MOST_NEIGHBOURS = 400  # of the best finalist that are simulated with their queues, which the search does not know
 _LEAST_NEIGHBOURS = 10
+_DEALT_KEPT = 4096
+_STAGES = 4  # of a search, with the comparison at its end
 _PAIRS_SIMULATED = 160_000  # of tasks, in all neighbours: a simulation takes about as long as tasks have flows
 
 
@@ -73,6 +82,7 @@ class JobPlacer:
         self.cluster, self.profile, self.options = cluster, profile, options
         self.trainers, self.samplers = trainers, samplers
         self.names = tuple(cluster.names)
+        self._worker_machines = lru_cache(_DEALT_KEPT)(profile.worker_machines)  # a search asks for few, many times
 
     @cached_property
     def machines(self) -> ClusterMachines:
@@ -158,7 +168,7 @@ class JobPlacer:
         counts = self.problem.counts
         stores, workers = placement[: counts.num_stores], placement[counts.worker_id(0) :][: counts.num_workers]
         ranks = np.bincount(workers, minlength=len(self.names)).tolist()
-        dealt = np.array(self.profile.worker_machines(stores.tolist(), ranks), dtype=np.int64)
+        dealt = np.array(self._worker_machines(tuple(stores.tolist()), tuple(ranks)), dtype=np.int64)
         samplers = np.zeros((counts.num_workers, counts.samplers_per_worker), dtype=np.int64)
         if counts.samplers_per_worker:
             before = placement[counts.num_stores : counts.worker_id(0)].reshape(samplers.shape)
@@ -229,23 +239,31 @@ class JobPlacer:
         return steady_iteration(run) * self.profile.batches_per_epoch(self.trainers)
 
     def forecast(self, run: SimulatedRun) -> PlacementForecast:
-        binding, bounds = run.binding(), run.bounds()
-        epochs = self.profile.batches_per_epoch(self.trainers) / run.demands.iterations
+        """Bounds are those of epochs in the long run, as the prediction is. What a link carries in an iteration is a
+        mean of all that were simulated, the prediction one of those in the middle, which may have had a little less
+        to do: no bound is said to be above it."""
+        binding, bounds, seconds = run.binding(), run.bounds(), self.seconds_per_epoch(run)
+        if not self.samplers:
+            own = {key: name.replace("work of samplers on", "sampling on") for key, name in binding.names.items()}
+            binding = replace(binding, names=own)
+        batches = self.profile.batches_per_epoch(self.trainers)
+        epochs = batches / run.demands.iterations
+        least = {
+            f"busiest link ({bounds.busiest_link_name})": bounds.busiest_link * epochs,
+            f"busiest cores ({bounds.busiest_cores_name})": bounds.busiest_cores * epochs,
+            "full-rate path": steady_path(run) * batches,
+        }
         return PlacementForecast(
-            seconds_per_epoch=self.seconds_per_epoch(run),
+            seconds_per_epoch=seconds,
             binds=binding.lines()[0].removeprefix("what binds: "),
             shares={binding.names[key]: round(binding.percent(key) / 100, 6) for key in list(binding.seconds)[:8]},
-            bounds={
-                f"busiest link ({bounds.busiest_link_name})": bounds.busiest_link * epochs,
-                f"busiest cores ({bounds.busiest_cores_name})": bounds.busiest_cores * epochs,
-                "full-rate path": bounds.full_rate_path * epochs,
-            },
+            bounds={name: min(value, seconds) for name, value in least.items()},
             settings={
                 "trainers": self.trainers,
                 "samplers_per_trainer": self.samplers,
                 "policy": run.policy,
                 "iterations": run.demands.iterations,
-                "batches_per_epoch": self.profile.batches_per_epoch(self.trainers),
+                "batches_per_epoch": batches,
                 "cores": {host.name: host.cores for host in self.cluster},
             },
         )
@@ -260,17 +278,26 @@ class JobPlacer:
             for machine, r in np.argwhere(used > resources.room())
         ]
 
-    def search(self) -> list[SimulatedPlacement]:
+    def search(self, tell: Callable[[int, str], None] = lambda stage, what: None) -> list[SimulatedPlacement]:
         """Baselines, balanced placements, what ETP finds from IFS's start with a beta that grows, and from the best of
-        these with one that does not: the fastest first, different ones. `NoPlacement` where nothing fits."""
-        problem, as_run, found = self.problem, self.as_run, list[SimulatedPlacement]()
-        starts = [("even", even_placement(problem)), ("distdgl", distdgl_placement(problem))]
-        for name, start in [*starts, *(("balanced", placement) for placement in balanced_placements(problem))]:
+        these with one that does not: the fastest first, different ones. `NoPlacement` where nothing fits. `tell` is
+        called with the number of the stage, again and again."""
+        problem, found, stage = self.problem, list[SimulatedPlacement](), 0
+        first_placement(problem.resources, problem.counts, problem.store_machine)  # raises at once what others find out
+        tell(stage, "baselines")
+
+        def as_run(placement: Ints) -> Ints:
+            tell(stage, "search" if stage else "baselines")
+            return self.as_run(placement)
+
+        for name, start in _baselines(problem):
             placement = as_run(start)
             found.append(SimulatedPlacement(placement, problem.simulate(placement).seconds, name))
         annealed = replace(self.options.search, beta=ANNEALED[0], last_beta=ANNEALED[1], relative=True)
+        tell(stage := 1, "search")
         from_first = explore(problem, annealed, as_run=as_run)
         best = min([*found, *from_first.best], key=lambda each: each.seconds)
+        tell(stage := 2, "search")
         again = explore(problem, self.options.search, start=best.placement, as_run=as_run)
         seen: set[bytes] = set()
         different = []
@@ -295,8 +322,9 @@ class JobPlacer:
 
 
 def place_job(
-    cluster: Cluster, profile: JobProfile, trainers: int, options: PlaceOptions | None = None, *, profile_path: str = ""
-) -> PlacementPlan:
+    cluster: Cluster, profile: JobProfile, trainers: int, options: PlaceOptions | None = None, *,
+    profile_path: str = "", progress: Callable[[int, int, str], None] = lambda done, total, what: None,
+) -> PlacementPlan:  # fmt: skip
     """The plan with the fewest seconds per epoch of all that were simulated. `NoPlacement` says what lacks.
 
     The best few of a search are simulated again, with more iterations, and compared by what an iteration takes once the
@@ -305,14 +333,20 @@ def place_job(
     chosen = options or PlaceOptions()
     ways = (0, SAMPLERS) if chosen.samplers is None else (chosen.samplers,)
     finalists = []
-    for samplers in ways:
+    for way, samplers in enumerate(ways):
+
+        def tell(stage: int, what: str, way: int = way) -> None:
+            progress(_STAGES * way + stage, _STAGES * len(ways), what)
+
         placer = JobPlacer(cluster, profile, trainers, samplers, chosen)
-        ranked = placer.search()
+        ranked = placer.search(tell)
         kept = ranked[:_FINALISTS] + [each for each in ranked[_FINALISTS:] if each.name in ("even", "distdgl")]
         for each in kept + placer.better_with_queues(kept):
+            tell(_STAGES - 1, "comparison")
             run = placer.simulate(each.placement)
             name = each.name if not samplers else f"{each.name}, {samplers} sampler{'s'[: samplers > 1]} per trainer"
             finalists.append((placer.seconds_per_epoch(run), name, placer, run))
+    progress(_STAGES * len(ways), _STAGES * len(ways), "comparison")
     finalists.sort(key=lambda each: each[0] * (WORTH_SAMPLERS if each[2].samplers else 1.0))
     _, _, placer, run = finalists[0]
     others = [
@@ -330,6 +364,13 @@ def place_job(
         runners_up=tuple(others[:_RUNNERS_UP] + plain),
         cluster=cluster.to_json(),
     )
+
+
+def _baselines(problem: PlacementProblem) -> Iterator[tuple[str, Ints]]:
+    yield "even", even_placement(problem)
+    yield "distdgl", distdgl_placement(problem)
+    for placement in balanced_placements(problem):
+        yield "balanced", placement
 
 
 def _different(others: Sequence[RunnerUp], chosen: Sequence[PlacedHost]) -> list[RunnerUp]:

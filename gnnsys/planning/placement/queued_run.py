@@ -13,7 +13,8 @@ import numpy as np
 
 from gnnsys.planning.profile.calibrate import queue_delays
 from gnnsys.planning.profile.share_profile import Amounts
-from gnnsys.planning.simulation import SimulatedRun
+from gnnsys.planning.simulation import Demands, SimulatedRun
+from gnnsys.planning.simulation.run_bounds import run_bounds
 from gnnsys.planning.simulation.tasks import SAMPLER, WORKER
 
 _MOST_TURNS, _CLOSE = 12, 0.002
@@ -119,3 +120,19 @@ def steady_iteration(run: SimulatedRun) -> float:
     if len(ends) < 2:
         return run.seconds
     return float((ends[-1 - ahead] - ends[ahead]) / (len(ends) - 1 - 2 * ahead))
+
+
+def steady_path(run: SimulatedRun) -> float:
+    """How much longer the full-rate path becomes with an iteration, over those that `steady_iteration` looks at. The
+    path of a whole run has the time in it that the pipeline takes to fill."""
+    num = run.demands.iterations
+    ahead = min(run.tasks.ahead or 0, (num - 2) // 3)
+    if num < 2:
+        return _path(run, num)
+    return (_path(run, num - ahead) - _path(run, ahead + 1)) / (num - 1 - 2 * ahead)
+
+
+def _path(run: SimulatedRun, num: int) -> float:
+    """The full-rate path of the first `num` iterations."""
+    demands = Demands(run.demands.seconds[:num], run.demands.volume[:num], run.demands.threads)
+    return run_bounds(run.machines, run.tasks, run.placement, demands).full_rate_path

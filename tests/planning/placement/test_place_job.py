@@ -24,7 +24,7 @@ from gnnsys.planning import (
     steady_iteration,
 )
 from gnnsys.planning.placement.descend import descend
-from gnnsys.planning.placement.queued_run import late_rows, settle_late_rows
+from gnnsys.planning.placement.queued_run import late_rows, settle_late_rows, steady_path
 from gnnsys.seeds import assign_shares
 from tests.planning.profile.profiles import made_profile
 
@@ -154,6 +154,63 @@ def test_a_descent_ends_where_no_neighbour_is_better() -> None:
     assert found.tolist() == wanted.tolist() and len(set(asked)) == len(asked)
     few = descend(problem, start, cost, as_run=lambda placement: placement, most=3)
     assert len(asked) <= 10_003 and cost(few) <= cost(start)
+
+
+def random_job(seed: int) -> tuple[JobPlacer, np.ndarray]:
+    """A small job of any proportions on a small cluster, and a placement."""
+    rng = np.random.default_rng(seed)
+    num_parts, num_hosts, samplers = (int(number) for number in rng.integers([1, 1, 0], [5, 4, 2]))
+    profile = made_profile(num_parts, gradients=JobGradients(dense=10 ** rng.uniform(3, 7)))
+    names = ("sample_in", "pull_in", "late_pull_in", "sample_out", "pull_out", "late_pull_out")
+    scales = dict.fromkeys(names, 10 ** rng.uniform(0, 5))
+    scales |= {name: 10 ** rng.uniform(-1, 3) for name in ("sampling", "fetching", "computing")}
+    shares = []
+    for share in profile.shares:
+        drawn = {n: getattr(share, n) * by * rng.uniform(0.3, 1.7, getattr(share, n).shape) for n, by in scales.items()}
+        shares.append(replace(share, **drawn))
+    queue = float(rng.choice([0, 0, 0.02]))
+    hosts = [
+        {"name": f"h{number}", "cores": float(rng.choice([0.5, 1, 4])), "queue": queue}
+        | {"rate": str(rng.choice(["10mbit", "100mbit", "1gbit"]))}
+        for number in range(num_hosts)
+    ]
+    options = PlaceOptions(policy=str(rng.choice(["maxmin", "oes", "fifo"])))
+    profile = replace(profile, shares=tuple(shares))
+    made = JobPlacer(Cluster.from_json(hosts), profile, int(rng.integers(1, 5)), samplers, options)
+    return made, made.as_run(rng.integers(0, num_hosts, made.problem.counts.num_placed))
+
+
+def test_no_bound_of_a_plan_is_above_its_prediction() -> None:
+    above = 0
+    for seed in range(60):
+        made, placement = random_job(seed)
+        run = made.simulate(placement)
+        forecast = made.forecast(run)
+        for name, seconds in forecast.bounds.items():
+            assert 0 <= seconds <= forecast.seconds_per_epoch, (seed, name)
+        bounds, steady = run.bounds(), steady_iteration(run)
+        assert steady_path(run) <= 1.001 * steady, seed
+        assert max(bounds.busiest_link, bounds.busiest_cores) / run.demands.iterations <= 1.05 * steady, seed
+        above += bounds.full_rate_path / run.demands.iterations > 1.001 * steady
+        assert made.samplers or "work of samplers" not in " ".join([forecast.binds, *forecast.shares]), seed
+    assert above, "paths with the filling of the pipeline are above some predictions"
+
+
+def test_what_has_no_room_is_refused_before_anything_is_searched() -> None:
+    seen: list[str] = []
+    made = JobPlacer(cluster(slots=2), heavy_profile(), 200, 0, PlaceOptions())
+    with pytest.raises(NoPlacement, match="slots lack 192"):
+        made.search(lambda stage, what: seen.append(what))
+    assert not seen
+
+
+def test_a_plan_says_how_far_its_search_is() -> None:
+    seen: list[tuple[int, int, str]] = []
+    options = PlaceOptions(search=ExploreSettings(steps=50, most_simulated=2))
+    place_job(cluster(), heavy_profile(), 4, options, progress=lambda *told: seen.append(told))
+    assert [done for done, _, _ in seen] == sorted(done for done, _, _ in seen)
+    assert seen[0] == (0, 8, "baselines") and seen[-1] == (8, 8, "comparison")
+    assert {"baselines", "search", "comparison"} == {what for _, _, what in seen}
 
 
 def test_no_placement_that_was_simulated_is_faster_and_runners_up_are_in_order():
