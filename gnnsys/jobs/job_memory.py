@@ -54,6 +54,11 @@ def estimate_spec(spec: JobSpec, kind: str) -> SpecEstimate:
             return SpecEstimate(how="unknown", why=why)
 
 
+def finds_modules_as_here(spec: JobSpec) -> bool:
+    """Whether the job's modules are those that this process would find."""
+    return str(spec.environment.get(_PATH, "")) == os.environ.get(_PATH, "")
+
+
 def check_call(spec: JobSpec) -> None:
     """ValueError where the function is not there, or does not take these arguments: wherever it runs, it fails."""
     import inspect
@@ -61,8 +66,6 @@ def check_call(spec: JobSpec) -> None:
     from gnnsys.graph import did_you_mean
     from gnnsys.planning import NoSuchJob
 
-    if spec.environment.get(_PATH, "") != os.environ.get(_PATH, ""):
-        return  # its modules may be elsewhere
     try:
         function, arguments = _function(spec)
     except NoSuchJob:

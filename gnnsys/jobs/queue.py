@@ -98,7 +98,7 @@ class Queue:
 
     def _estimates(self, specs: Sequence[JobSpec]) -> builtins.list[SpecEstimate]:
         """Of each job, where a service has said for which device and how much of it; else it finds out itself."""
-        from gnnsys.jobs.job_memory import check_call, estimate_spec, too_large
+        from gnnsys.jobs.job_memory import check_call, estimate_spec, finds_modules_as_here, too_large
 
         settings = self._database.settings()
         kind = settings.get("kind")
@@ -117,7 +117,7 @@ class Queue:
             if is_traced and (Path.cwd() != Path(spec.folder) or time.monotonic() > until):
                 known[spec.likeness] = SpecEstimate()  # the service does it, in that folder
                 continue
-            if is_traced:
+            if is_traced and finds_modules_as_here(spec):
                 check_call(spec)
             found = estimate_spec(spec, kind) if has_profile or not is_traced else SpecEstimate()
             own = 0 if found.num_bytes is None else int(found.num_bytes * (factor if found.how == "traced" else 1.0))
