@@ -17,12 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from gnnsys.launch.agent import Agent
 from gnnsys.launch.channel import AgentChannel, HostError, HostLost, agent_command
 from gnnsys.launch.hosts import Host
 from gnnsys.launch.local_facts import host_facts
 from gnnsys.launch.messages import MessageReader, MessageWriter
-from tests.support.processes import HANGS_AFTER, ROOT, await_true
+from tests.support.processes import HANGS_AFTER, ROOT, await_true, run_code
 
 PLAIN_AGENT = [sys.executable, str(ROOT / "tests" / "launch" / "plain_agent.py")]
 DAEMON = "setsid sh -c 'trap \"\" TERM; echo $$ > {folder}/daemon; while :; do sleep 1000 & wait; done' & "
@@ -102,35 +101,48 @@ def test_a_silent_launcher_is_a_dead_one(agent, tmp_path):
     assert agent.events.get(timeout=HANGS_AFTER)["text"] == "started"
 
 
-def test_no_line_of_a_job_stands_before_the_answer_to_its_start(tmp_path, monkeypatch):
+# In a process of its own: an agent ends everything below its process when its job has ended.
+LATE_ANSWER = """
+import sys
+from gnnsys.launch import agent as agents
+
+agents.torchrun_command = lambda folder, grace, arguments: arguments
+patience, said = float(sys.argv[1]), []
+
+
+class Outbox:
+    is_full = False
+
+    def say(self, **message):
+        said.append(message.get("id", message.get("event")))
+
+    def say_line(self, rank, text, stream):
+        said.append(text)
+
+
+agent = agents.Agent(None, Outbox())
+
+
+def start_late(**given):
+    answer = agent._start(**given)
+    agent._job._process.wait(patience)
+    for reader in agent._job._readers:
+        if reader.is_alive():
+            reader.join(patience)
+    return answer
+
+
+agent._quick["start"] = start_late
+agent._answer({"do": "start", "id": 7, "arguments": ["echo", "line"], "env": {}, "grace": 0.2})
+agent._job.wait()
+print(*said)
+"""
+
+
+def test_no_line_of_a_job_stands_before_the_answer_to_its_start(tmp_path):
     """Lines wait where nobody reads them, and an answer behind them would never come."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("gnnsys.launch.agent.torchrun_command", lambda folder, grace, arguments: arguments)
-    said: list[dict] = []
-
-    class Outbox:
-        is_full = False
-
-        def say(self, **message):
-            said.append(message)
-
-        def say_line(self, rank, text, stream):
-            said.append({"event": "line", "text": text})
-
-    agent = Agent(None, Outbox())
-
-    def start_late(**given):
-        answer = agent._start(**given)
-        agent._job._process.wait(HANGS_AFTER)
-        for reader in agent._job._readers:
-            if reader.is_alive():
-                reader.join(HANGS_AFTER)
-        return answer
-
-    agent._quick["start"] = start_late
-    agent._answer({"do": "start", "id": 7, "arguments": ["echo", "started"], "env": {}, "grace": 0.2})
-    agent._job.wait()
-    assert [message.get("id", message.get("event")) for message in said] == [7, "line", "ended"]
+    ended = run_code(LATE_ANSWER, HANGS_AFTER, environment={"TMPDIR": str(tmp_path)})
+    assert ended.stdout == "7 line ended\n", ended
 
 
 LAUNCHER = """
