@@ -23,12 +23,6 @@ JOB = f"{NAME}:job"
 THIS = ProcessIdentity.of(os.getpid())
 
 
-@pytest.fixture
-def queue(tmp_path: Path):
-    with Queue(tmp_path / "queue") as made:
-        yield made
-
-
 def test_a_sweep_is_every_combination_with_every_seed(queue: Queue):
     numbers = queue.sweep(JOB, {"lr": [0.1, 0.01], "hidden": [4, 8]}, seeds=3, arguments={"epochs": 2})
     jobs = queue.list(sweep=numbers[0])

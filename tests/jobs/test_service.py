@@ -7,25 +7,13 @@ import signal
 import sqlite3
 from pathlib import Path
 
-import pytest
-
 from gnnsys.jobs import JobService, JobState, Queue, find_policy
-from gnnsys.jobs.job_history import ENOUGH_JOBS, MOST_FACTOR, JobHistory
-from gnnsys.jobs.job_memory import FIRST_FACTOR
-from gnnsys.jobs.policies import Room
 from gnnsys.jobs.process_identity import ProcessIdentity
-from gnnsys.jobs.waiting_list import list_waiting
 from tests.jobs.queue_jobs import FOLDER, NAME
 from tests.jobs.queue_services import DEADLINE, expected, kill, left_in, run_until, service, submit
 from tests.support.processes import alive, await_shared_memory_freed, await_true, run_code, shared_memory
 
 KINDS = ({"kind": "whole", "hidden": 4}, {"kind": "loader", "epochs": 2}, {"kind": "torch"})
-
-
-@pytest.fixture
-def queue(tmp_path: Path):
-    with Queue(tmp_path / "queue") as made:
-        yield made
 
 
 def test_results_are_those_of_each_job_alone_and_what_goes_wrong_harms_no_other(queue: Queue, tmp_path: Path):
@@ -205,62 +193,6 @@ def test_a_disk_that_fills_up_under_a_service_holds_it_up_and_no_more(queue: Que
     assert failures == 0 and queue.show(number).state is JobState.DONE and queue.show(number).attempt == 1
 
 
-def test_the_safety_factor_is_a_percentile_once_enough_jobs_were_measured(queue: Queue):
-    from dataclasses import replace
-
-    number = submit(queue, "linear")
-    job = replace(queue.show(number), state=JobState.DONE, estimate="traced", estimated=100 << 20)
-    ended = [replace(job, measured=(100 + each) << 20) for each in range(ENOUGH_JOBS)]
-    assert JobHistory(ended[:-1]).factor == FIRST_FACTOR and JobHistory(ended).factor == 1.19
-    small = [replace(each, estimated=1 << 10) for each in ended]
-    assert JobHistory(small).factor == FIRST_FACTOR, "what libraries take hides what these take"
-    assert JobHistory([replace(each, measured=1 << 20) for each in ended]).factor == 1.0
-    far = replace(job, measured=900 << 20)
-    assert JobHistory([*ended, far]).factor == MOST_FACTOR, "one that is far off is no reason to refuse others"
-    assert JobHistory([*ended, replace(far, is_alone=True)]).factor == 1.19
-
-
-def test_what_fits_without_its_margin_runs_alone_and_what_does_not_is_too_large(queue: Queue):
-    from dataclasses import replace
-
-    job = replace(queue.show(submit(queue, "linear")), estimate="traced", estimated=95)
-    waiting, refused = list_waiting([job], JobHistory(), Room(capacity=100, workers=2))
-    assert waiting[job.number].is_alone and waiting[job.number].memory == 100 and not refused
-    like = replace(job, state=JobState.DONE, estimate="unknown", estimated=None, measured=95)
-    waiting, refused = list_waiting(
-        [replace(job, estimated=None, estimate="unknown")], JobHistory([like]), Room(capacity=100, workers=2)
-    )
-    assert waiting[job.number].is_alone and not refused
-    assert list_waiting([replace(job, estimated=101)], JobHistory(), Room(capacity=100, workers=2))[1] == {
-        job.number: 117
-    }
-
-
-def test_a_job_that_must_be_alone_lets_those_go_first_that_came_before_it_and_are_being_estimated(queue: Queue):
-    from dataclasses import replace
-
-    first, second, third = (queue.show(submit(queue, "linear")) for _ in range(3))
-    unknown, known = replace(second, estimate="unknown", estimated=None), {"estimate": "traced", "estimated": 10}
-    queued = [replace(first, estimate=""), unknown, replace(third, estimate="")]
-
-    def could_start() -> list[int]:
-        return list(list_waiting(queued, JobHistory(), Room(capacity=100, workers=2))[0])
-
-    assert could_start() == []
-    queued[0] = replace(first, **known)
-    assert could_start() == [first.number, second.number]
-
-
-def test_a_function_that_hangs_while_it_is_estimated_holds_up_nobody_once_it_is_cancelled(queue: Queue, tmp_path: Path):
-    hangs = submit(queue, "is_never_made", {"at": str(tmp_path / "begun")}, estimate=False)
-    good = submit(queue, "job", dict(KINDS[0]), estimate=False)
-    with service(queue.folder.path) as running:
-        run_until(running, (tmp_path / "begun").exists)
-        queue.cancel([hangs])
-        run_until(running, lambda: queue.show(good).state.is_over)
-    assert queue.show(hangs).state is JobState.CANCELLED and queue.show(good).result == expected(dict(KINDS[0]))
-
-
 def test_what_was_trained_is_kept_whatever_evaluate_does(queue: Queue):
     fails, told = (submit(queue, "evaluates", {"kind": kind}, memory="1M") for kind in ("raises", "numpy"))
     with service(queue.folder.path) as running:
@@ -303,89 +235,6 @@ def test_a_cold_service_gives_the_same_results(queue: Queue):
     assert ended.number == number and ended.result == expected(dict(KINDS[0]))
 
 
-def test_jobs_that_differ_in_their_seed_alone_are_estimated_once(queue: Queue, tmp_path: Path):
-    from gnnsys.jobs.job_estimator import JobEstimator
-
-    noted = tmp_path / "calls"
-    numbers = queue.sweep(
-        f"{NAME}:notes_calls", {"other": [1, 2]}, 3, arguments={"at": str(noted)}, folder=FOLDER, estimate=False
-    )
-    with service(queue.folder.path) as running:
-        estimator: JobEstimator = running._estimator
-        run_until(running, lambda: all(queue.show(number).estimate for number in numbers))
-        assert estimator.pool.count <= estimator._most
-        ended = running.run_until_empty(DEADLINE)
-    calls = noted.read_text().splitlines()
-    assert len(calls) == 2 + 6, "two estimates and six runs"
-    assert len({job.memory for job in ended}) == 1 and all(job.state is JobState.DONE for job in ended)
-
-
-def test_a_submitted_sweep_is_estimated_once_per_setting(queue: Queue, tmp_path: Path, monkeypatch):
-    monkeypatch.chdir(FOLDER)
-    with JobService(queue.folder.path, shares_graphs=False, is_warm=False):
-        pass  # which leaves what it has
-    noted = tmp_path / "calls"
-    numbers = queue.sweep(f"{NAME}:notes_calls", {"other": [1, 2]}, 3, arguments={"at": str(noted)})
-    assert noted.read_text() == "0 1\n0 2\n"
-    assert [job.estimate for job in queue.list(sweep=numbers[0])] == ["traced"] * 6
-    monkeypatch.setattr("gnnsys.jobs.queue._ESTIMATE_SECONDS", -1.0)
-    late = queue.sweep(f"{NAME}:notes_calls", {"other": [1, 2]}, arguments={"at": str(noted)})
-    assert [job.estimate for job in queue.list(sweep=late[0])] == ["", ""], "the service does it"
-
-
-def test_what_a_job_does_to_its_process_is_its_own(queue: Queue, tmp_path: Path):
-    escaped = submit(queue, "escapes", {"at": str(tmp_path / "pid")}, memory="1M")
-    failing = {
-        submit(queue, "interrupts", memory="1M"): "KeyboardInterrupt: of its own",
-        submit(queue, "says_odd_things", memory="1M"): "RuntimeError: half a ? character",
-        submit(queue, "boasts", memory="1M"): "at most 1048576: write a file",
-    }
-    odd = [submit(queue, name, memory="1M") for name in ("closes_its_output", "writes_to_all_pipes")]
-    after = submit(queue, "job", dict(KINDS[0]), memory="1M")
-    with service(queue.folder.path, workers=1) as running:
-        ended = {job.number: job for job in running.run_until_empty(DEADLINE)}
-    for number, said in failing.items():
-        assert ended[number].state is JobState.FAILED and ended[number].attempts == 1
-        assert said in ended[number].error
-    assert ended[escaped].state is JobState.DONE and all(ended[number].state.is_over for number in odd)
-    assert ended[after].result == expected(dict(KINDS[0])) and queue.logs(after) == "hidden 4, seed 0\n"
-    child = int((tmp_path / "pid").read_text())
-    await_true(lambda: not alive(child), "the end of a process that left its group")
-
-
-def test_a_module_in_a_folder_without_init_is_forgotten_by_the_next_job(queue: Queue, tmp_path: Path):
-    inner = tmp_path / "outer" / "inner"
-    inner.mkdir(parents=True)
-    (inner / "module.py").write_text(f"from {NAME} import linear as job\n")
-    environment = {"PYTHONPATH": str(FOLDER)}
-    with service(queue.folder.path, workers=1) as running:
-        seen = []
-        for _ in range(2):
-            queue.submit("outer.inner.module:job", folder=tmp_path, environment=environment, memory="1M")
-            (ended,) = running.run_until_empty(DEADLINE)
-            assert ended.state is JobState.DONE
-            run_until(running, lambda: len(running.pool.idle) == 1)
-            seen.append(running.pool.idle[0])
-    assert seen[0] is seen[1], "it was not lost"
-
-
-def test_what_a_script_has_sent_into_a_session_of_its_own_ends_with_it(queue: Queue, tmp_path: Path):
-    (tmp_path / "leave.py").write_text(
-        "import os, sys, time\n"
-        "if os.fork() == 0:\n"
-        "    os.setsid()\n"
-        "    open(sys.argv[1], 'w').write(str(os.getpid()))\n"
-        "    time.sleep(600)\n"
-        "while not os.path.exists(sys.argv[1]) or not open(sys.argv[1]).read():\n"
-        "    time.sleep(0.01)\n"
-    )
-    queue.submit("leave.py", words=[str(tmp_path / "pid")], folder=tmp_path, memory="1M")
-    with service(queue.folder.path) as running:
-        running.run_until_empty(DEADLINE)
-    child = int((tmp_path / "pid").read_text())
-    await_true(lambda: not alive(child), "the end of a process that left its group")
-
-
 def test_thousands_of_jobs_are_read_once_and_not_in_every_round(queue: Queue, monkeypatch):
     from gnnsys.jobs.queue_database import QueueDatabase
 
@@ -403,33 +252,6 @@ def test_thousands_of_jobs_are_read_once_and_not_in_every_round(queue: Queue, mo
     with service(queue.folder.path, workers=1) as running:
         run_until(running, lambda: len(running._queue.database.endings()) >= 5)
     assert read < 1100, "those that were waiting once, and a few for each that has ended"
-
-
-def test_a_job_that_writes_answers_of_its_worker_harms_no_other(queue: Queue, tmp_path: Path):
-    forged = submit(queue, "forges", {"at": str(tmp_path / "forged")}, memory="1M")
-    after = submit(queue, "job", dict(KINDS[0]), memory="1M")
-    with service(queue.folder.path, workers=1) as running:
-        ended = {job.number: job for job in running.run_until_empty(DEADLINE)}
-    assert (ended[forged].state, ended[forged].attempts) == (JobState.DONE, 2)
-    assert ended[after].result == expected(dict(KINDS[0]))
-
-
-def test_alarms_and_the_mask_of_a_job_are_not_those_of_the_next(queue: Queue):
-    submit(queue, "sets_alarm", memory="1M")
-    number = submit(queue, "tells_alarm", memory="1M")
-    with service(queue.folder.path, workers=1) as running:
-        running.run_until_empty(DEADLINE)
-    result = queue.show(number).result
-    assert (result["alarm"], result["handler"]) == (0.0, True) and result["mask"] != 0o777
-
-
-def test_what_a_job_prints_on_a_full_disk_is_lost_and_no_job_with_it(queue: Queue):
-    numbers = [submit(queue, "job", dict(KINDS[0]), memory="1M") for _ in range(2)]
-    with service(queue.folder.path, workers=1) as running:
-        queue.folder.log(numbers[0]).symlink_to("/dev/full")
-        ended = running.run_until_empty(DEADLINE)
-    assert [(job.state, job.attempts) for job in ended] == [(JobState.DONE, 1)] * 2
-    assert queue.logs(numbers[1]) == "hidden 4, seed 0\n"
 
 
 def test_a_script_that_cannot_be_started_fails_once_and_says_why(queue: Queue, tmp_path: Path):
@@ -468,17 +290,3 @@ def test_a_process_that_holds_the_database_holds_up_a_service_and_no_more(queue:
         other.close()
         running.run_until_empty(DEADLINE)
     assert (queue.show(number).state, queue.show(number).attempt) == (JobState.DONE, 1)
-
-
-def test_what_no_process_could_call_fails_without_having_run_and_others_go_on(queue: Queue):
-    wrong = {
-        submit(queue, "job", {"hiden": 8}): "tests.jobs.queue_jobs:job has no argument 'hiden': did you mean 'hidden'?",
-        submit(queue, "rows"): "tests.jobs.queue_jobs:rows needs the argument 'num_rows'",
-        submit(queue, "jbo"): "module 'tests.jobs.queue_jobs' has no function 'jbo': did you mean 'job'?",
-    }
-    good = submit(queue, "linear")
-    with service(queue.folder.path, workers=1) as running:
-        ended = {job.number: job for job in running.run_until_empty(DEADLINE)}
-    assert ended[good].state is JobState.DONE
-    for number, said in wrong.items():
-        assert (ended[number].state, ended[number].attempts) == (JobState.FAILED, 0) and said in ended[number].error

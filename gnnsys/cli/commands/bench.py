@@ -9,6 +9,7 @@ import argparse
 import json
 import signal
 import sys
+import threading
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -90,7 +91,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # a batch system's: temporary files go, too
+    if threading.current_thread() is not threading.main_thread():  # whose signals are
+        return _run(args)
+    before = signal.getsignal(signal.SIGTERM) or signal.SIG_DFL
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a batch system's: temporary files go, too
     try:
         return _run(args)
     finally:

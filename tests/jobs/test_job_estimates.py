@@ -1,0 +1,115 @@
+"""What is set aside for a job, who estimates it and when, and what a job is that nobody can estimate or call."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gnnsys.jobs import JobService, JobState, Queue
+from gnnsys.jobs.job_history import ENOUGH_JOBS, MOST_FACTOR, JobHistory
+from gnnsys.jobs.job_memory import FIRST_FACTOR
+from gnnsys.jobs.policies import Room
+from gnnsys.jobs.waiting_list import list_waiting
+from tests.jobs.queue_jobs import FOLDER, NAME
+from tests.jobs.queue_services import DEADLINE, expected, run_until, service, submit
+
+KINDS = ({"kind": "whole", "hidden": 4}, {"kind": "loader", "epochs": 2}, {"kind": "torch"})
+
+
+def test_the_safety_factor_is_a_percentile_once_enough_jobs_were_measured(queue: Queue):
+    from dataclasses import replace
+
+    number = submit(queue, "linear")
+    job = replace(queue.show(number), state=JobState.DONE, estimate="traced", estimated=100 << 20)
+    ended = [replace(job, measured=(100 + each) << 20) for each in range(ENOUGH_JOBS)]
+    assert JobHistory(ended[:-1]).factor == FIRST_FACTOR and JobHistory(ended).factor == 1.19
+    small = [replace(each, estimated=1 << 10) for each in ended]
+    assert JobHistory(small).factor == FIRST_FACTOR, "what libraries take hides what these take"
+    assert JobHistory([replace(each, measured=1 << 20) for each in ended]).factor == 1.0
+    far = replace(job, measured=900 << 20)
+    assert JobHistory([*ended, far]).factor == MOST_FACTOR, "one that is far off is no reason to refuse others"
+    assert JobHistory([*ended, replace(far, is_alone=True)]).factor == 1.19
+
+
+def test_what_fits_without_its_margin_runs_alone_and_what_does_not_is_too_large(queue: Queue):
+    from dataclasses import replace
+
+    job = replace(queue.show(submit(queue, "linear")), estimate="traced", estimated=95)
+    waiting, refused = list_waiting([job], JobHistory(), Room(capacity=100, workers=2))
+    assert waiting[job.number].is_alone and waiting[job.number].memory == 100 and not refused
+    like = replace(job, state=JobState.DONE, estimate="unknown", estimated=None, measured=95)
+    waiting, refused = list_waiting(
+        [replace(job, estimated=None, estimate="unknown")], JobHistory([like]), Room(capacity=100, workers=2)
+    )
+    assert waiting[job.number].is_alone and not refused
+    assert list_waiting([replace(job, estimated=101)], JobHistory(), Room(capacity=100, workers=2))[1] == {
+        job.number: 117
+    }
+
+
+def test_a_job_that_must_be_alone_lets_those_go_first_that_came_before_it_and_are_being_estimated(queue: Queue):
+    from dataclasses import replace
+
+    first, second, third = (queue.show(submit(queue, "linear")) for _ in range(3))
+    unknown, known = replace(second, estimate="unknown", estimated=None), {"estimate": "traced", "estimated": 10}
+    queued = [replace(first, estimate=""), unknown, replace(third, estimate="")]
+
+    def could_start() -> list[int]:
+        return list(list_waiting(queued, JobHistory(), Room(capacity=100, workers=2))[0])
+
+    assert could_start() == []
+    queued[0] = replace(first, **known)
+    assert could_start() == [first.number, second.number]
+
+
+def test_a_function_that_hangs_while_it_is_estimated_holds_up_nobody_once_it_is_cancelled(queue: Queue, tmp_path: Path):
+    hangs = submit(queue, "is_never_made", {"at": str(tmp_path / "begun")}, estimate=False)
+    good = submit(queue, "job", dict(KINDS[0]), estimate=False)
+    with service(queue.folder.path) as running:
+        run_until(running, (tmp_path / "begun").exists)
+        queue.cancel([hangs])
+        run_until(running, lambda: queue.show(good).state.is_over)
+    assert queue.show(hangs).state is JobState.CANCELLED and queue.show(good).result == expected(dict(KINDS[0]))
+
+
+def test_jobs_that_differ_in_their_seed_alone_are_estimated_once(queue: Queue, tmp_path: Path):
+    from gnnsys.jobs.job_estimator import JobEstimator
+
+    noted = tmp_path / "calls"
+    numbers = queue.sweep(
+        f"{NAME}:notes_calls", {"other": [1, 2]}, 3, arguments={"at": str(noted)}, folder=FOLDER, estimate=False
+    )
+    with service(queue.folder.path) as running:
+        estimator: JobEstimator = running._estimator
+        run_until(running, lambda: all(queue.show(number).estimate for number in numbers))
+        assert estimator.pool.count <= estimator._most
+        ended = running.run_until_empty(DEADLINE)
+    calls = noted.read_text().splitlines()
+    assert len(calls) == 2 + 6, "two estimates and six runs"
+    assert len({job.memory for job in ended}) == 1 and all(job.state is JobState.DONE for job in ended)
+
+
+def test_a_submitted_sweep_is_estimated_once_per_setting(queue: Queue, tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(FOLDER)
+    with JobService(queue.folder.path, shares_graphs=False, is_warm=False):
+        pass  # which leaves what it has
+    noted = tmp_path / "calls"
+    numbers = queue.sweep(f"{NAME}:notes_calls", {"other": [1, 2]}, 3, arguments={"at": str(noted)})
+    assert noted.read_text() == "0 1\n0 2\n"
+    assert [job.estimate for job in queue.list(sweep=numbers[0])] == ["traced"] * 6
+    monkeypatch.setattr("gnnsys.jobs.queue._ESTIMATE_SECONDS", -1.0)
+    late = queue.sweep(f"{NAME}:notes_calls", {"other": [1, 2]}, arguments={"at": str(noted)})
+    assert [job.estimate for job in queue.list(sweep=late[0])] == ["", ""], "the service does it"
+
+
+def test_what_no_process_could_call_fails_without_having_run_and_others_go_on(queue: Queue):
+    wrong = {
+        submit(queue, "job", {"hiden": 8}): "tests.jobs.queue_jobs:job has no argument 'hiden': did you mean 'hidden'?",
+        submit(queue, "rows"): "tests.jobs.queue_jobs:rows needs the argument 'num_rows'",
+        submit(queue, "jbo"): "module 'tests.jobs.queue_jobs' has no function 'jbo': did you mean 'job'?",
+    }
+    good = submit(queue, "linear")
+    with service(queue.folder.path, workers=1) as running:
+        ended = {job.number: job for job in running.run_until_empty(DEADLINE)}
+    assert ended[good].state is JobState.DONE
+    for number, said in wrong.items():
+        assert (ended[number].state, ended[number].attempts) == (JobState.FAILED, 0) and said in ended[number].error
