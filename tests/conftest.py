@@ -7,6 +7,7 @@ tests/support/on_device.py.
 
 from __future__ import annotations
 
+import contextvars
 import gc
 import signal
 from collections.abc import Generator, Iterator
@@ -72,6 +73,16 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     sort_files(items)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool:
+    """Each test begins with what requests say where nobody has said anything: a loop over batches that an earlier one
+    broke off says something until it is collected."""
+    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    if contextvars.copy_context().run(pyfuncitem.obj, **arguments) is not None:
+        pytest.fail("a test that returns something, a coroutine say, has checked nothing")
+    return True
 
 
 @pytest.hookimpl(wrapper=True)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import random
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
@@ -16,20 +14,8 @@ from gnnsys.comm import BatchLoop, RequestContext, current_context, use_context
 NUM_EPOCHS = 1200  # more than the interpreter has frames
 
 
-def in_fresh_thread(test):
-    """Loops belong to a thread, and others in this process may have left one that they broke off in the main thread."""
-
-    @functools.wraps(test)
-    def run(**arguments):
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(test, **arguments).result()
-
-    return run
-
-
 @pytest.mark.parametrize("in_context", [False, True])
 @pytest.mark.parametrize("inside", [False, True])
-@in_fresh_thread
 def test_an_epoch_that_begins_before_the_last_one_is_left_keeps_no_earlier_one(in_context: bool, inside: bool) -> None:
     around = BatchLoop()
     if inside:
@@ -59,7 +45,6 @@ def test_an_epoch_that_begins_before_the_last_one_is_left_keeps_no_earlier_one(i
 
 
 @pytest.mark.parametrize("case", range(20))
-@in_fresh_thread
 def test_loops_that_begin_and_end_in_any_order_give_the_thread_to_the_last_one_that_is_left(case: int) -> None:
     """The oracle: a list of the loops that are not over, where each began in the one that then was at its batch."""
     draw = random.Random(case)

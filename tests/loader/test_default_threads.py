@@ -56,7 +56,10 @@ def test_six_host_threads_feed_a_gpu_on_a_large_machine_and_one_beside_training_
 @pytest.fixture
 def sixteen_cores(monkeypatch):
     monkeypatch.setattr(default_threads, "num_usable_cores", lambda: 16)
+    threads = torch.get_num_threads()
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    yield
+    torch.set_num_threads(threads)  # what host products gave back was 4
 
 
 def test_a_loader_says_what_was_chosen(sixteen_cores, monkeypatch):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from itertools import islice
 from typing import Any
 
@@ -53,6 +53,7 @@ class MiniBatchTrainer(RankTrainer):
         self.ends.callback(self.loader.close)
         self.restarts = not MODES[options.loading]["across_epochs"]
         self.batches = self._endless()
+        self.ends.callback(self.batches.close)
 
     def begin(self, seed: int) -> None:
         self.model = self.make_model(seed)
@@ -105,7 +106,7 @@ class MiniBatchTrainer(RankTrainer):
         }
         return super().counted_since(kept)
 
-    def _endless(self) -> Iterator[Any]:
+    def _endless(self) -> Generator[Any, None, None]:
         while True:
             yield from self.loader
 
