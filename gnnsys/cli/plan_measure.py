@@ -57,7 +57,7 @@ def run_measure(args: argparse.Namespace) -> int:
     if not Path(args.out).absolute().parent.is_dir():
         raise ValueError(f"--out {args.out}: the folder {Path(args.out).parent} does not exist")
     if Path(args.out).suffix in (".yaml", ".yml") and importlib.util.find_spec("yaml") is None:
-        raise ValueError(f"--out {args.out} needs PyYAML: pip install 'gnnsys[plan]', or write a .json")
+        raise ValueError(f"--out {args.out} needs PyYAML: pip install pyyaml, or write a .json")
     sketch = ClusterSketch.from_file(args.cluster, again=args.again)
     missing = {name: sketch.missing(name) for name in sketch.names}
     found = measure_cluster(

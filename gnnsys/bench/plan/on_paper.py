@@ -1,4 +1,4 @@
-"""`gnnsys bench plan --only "plan/on paper"`: clusters that are not here. docs/simulation.md lists what is assumed.
+"""`gnnsys bench plan --only "plan/on paper"`: clusters not here; docs/cluster_figures.md lists what is assumed.
 
 DistDGLv2's eight g4dn.metal: its 5 s (GraphSAGE) and 7 s (GAT) per epoch on 64 GPUs fix the two numbers that nobody
 printed, core-seconds of a batch and a GAT's step; speed-ups follow, beside the 20x and 36x that were measured. Then 64

@@ -51,7 +51,7 @@ def _load_yaml(file: Path, text: str) -> Any:
     try:
         import yaml
     except ImportError:
-        raise ValueError(f"{file}: to read YAML, pip install 'gnnsys[plan]'; or write the same as JSON") from None
+        raise ValueError(f"{file}: to read YAML, pip install pyyaml; or write the same as JSON") from None
 
     class _UniqueKeys(yaml.SafeLoader):
         """A key that is there twice is a mistake, not the last of both."""

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 _WINDOW = 64  # batches
 _DRIFT = 1.25  # how many times what is expected, or how many times less
-_FASTER_THAN_TURNS = 1.25**2  # the same, where turns were measured: they wait for the device, and windows do not
+_FASTER_THAN_TURNS = 1.25**2  # the same, where turns were measured: the device is waited for between them
 _FEWEST = 5  # windows that are looked at together
 _SECONDS = 10.0  # that they take, at least: what passes by sooner is noise
 _MOST_WINDOWS = 1024

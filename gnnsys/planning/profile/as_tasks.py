@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gnnsys.planning.profile.job_profile import JobProfile
 
 HEADER_BYTES = 200  # of a message: its packets' headers, framing and seal
-HEADER_SHARE = 0.0025  # of what is sent: headers of packets; between namespaces 0.1 to 0.4% (docs/profile.md)
+HEADER_SHARE = 0.0025  # of what is sent: headers of packets; between namespaces 0.1 to 0.4% (docs/cluster_figures.md)
 ACK_SHARE = 0.0015  # of what comes the other way: 0.1 to 0.2%
 _COLD = 8  # batches whose rows are asked for while nothing is kept yet: left out where there are enough others
 

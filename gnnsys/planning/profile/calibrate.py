@@ -11,7 +11,7 @@ import numpy as np
 
 from gnnsys.planning.profile.share_profile import Amounts
 
-QUEUE_POWER = 3.0  # fits backlogs of buckets that were read while one placement ran in the lab (docs/profile.md)
+QUEUE_POWER = 3.0  # fits backlogs of buckets, read while one placement ran in the lab (docs/cluster_figures.md)
 
 
 def fit_work(
