@@ -107,8 +107,8 @@ class JobEstimator:
         numbers = [job.number for job in self._unknown().get(likeness, [])]
         try:
             self._queue.database.set_estimate(numbers, found)
-            for number in numbers if refusal else ():
-                self._queue.database.refuse(number, refusal)
+            if refusal:
+                self._queue.database.refuse(numbers, refusal)
         except NOT_WRITTEN:
             return False
         finally:

@@ -159,11 +159,14 @@ class Queue:
             pause = min(2 * pause, _LOOK_SECONDS[1])
 
     def cancel(self, numbers: int | Sequence[int]) -> builtins.list[JobState]:
-        """Jobs that wait are cancelled at once, those that run as soon as the service sees it. Their states now."""
+        """Jobs that wait are cancelled at once, those that run as soon as the service sees it. Their states now.
+
+        All of them or none: a ValueError where there is no job of one of these numbers.
+        """
         each = [numbers] if isinstance(numbers, int) else builtins.list(numbers)
-        for number in each:
-            self.show(number)  # all are there, or none is cancelled
-        return [self._database.cancel(number) for number in each]
+        self._database.cancel(each)
+        states = {job.number: job.state for job in self._database.numbered(each)}
+        return [states[number] for number in each]
 
     def logs(self, number: int) -> str:
         """What a job has printed so far."""

@@ -37,6 +37,7 @@ _COLUMNS = (
     "number, spec, state, sweep, attempt, submitted, started, first_step, ended, process, is_cancelling, estimated, "
     "estimate, reserved, measured, is_alone, graphs, num_lost, error, result"
 )
+_LISTED = "SELECT value FROM json_each(?)"  # numbers of jobs, as one value
 
 
 class QueueDatabase:
@@ -83,7 +84,7 @@ class QueueDatabase:
     def get(self, number: int) -> JobRecord:
         found = self.select("number = ?", [number])
         if not found:
-            raise ValueError(f"there is no job {number} in {self.path.parent}: gnnsys jobs list shows those there are")
+            raise self._no_job(number)
         return found[0]
 
     def select(self, where: str = "1", values: Sequence[Any] = ()) -> list[JobRecord]:
@@ -96,7 +97,7 @@ class QueueDatabase:
 
     def numbered(self, numbers: Iterable[int]) -> list[JobRecord]:
         """The jobs of these numbers, those that there are, in their order."""
-        return self.select("number IN (SELECT value FROM json_each(?))", [json.dumps(list(numbers))])
+        return self.select(f"number IN ({_LISTED})", [json.dumps(list(numbers))])
 
     def unended(self) -> list[tuple[int, JobState, bool]]:
         """Number, state and whether it is to be cancelled, of all jobs that wait or run: quick for thousands."""
@@ -195,41 +196,52 @@ class QueueDatabase:
         measured: int | None = None,
     ) -> bool:  # fmt: skip
         """The one end of a job. False where this attempt is not the one that runs."""
-        return self._end(
-            "number=? AND attempt=? AND state=?", (number, attempt, JobState.RUNNING.value), number, state,
-            result or {}, error, measured,
-        )  # fmt: skip
-
-    def refuse(self, number: int, error: str) -> bool:
-        """A job that waits fails without having run."""
-        return self._end(
-            "number=? AND state=?", (number, JobState.QUEUED.value), number, JobState.FAILED, {}, error, None
-        )
-
-    def cancel(self, number: int) -> JobState:
-        """One that waits is cancelled at once, of one that runs the service is told. The state afterwards."""
         with self._transaction():
-            self._db.execute("UPDATE jobs SET is_cancelling=1 WHERE number=? AND ended IS NULL", (number,))
-        self._end("number=? AND state=?", (number, JobState.QUEUED.value), number, JobState.CANCELLED, {}, "", None)
-        return self.get(number).state
+            wanted = "SELECT number FROM jobs WHERE number=? AND attempt=? AND state=?"
+            return bool(self._end(wanted, (number, attempt, JobState.RUNNING.value), state, result, error, measured))
+
+    def refuse(self, numbers: Sequence[int], error: str) -> None:
+        """Jobs that wait fail without having run."""
+        with self._transaction():
+            self._end_waiting(numbers, JobState.FAILED, error)
+
+    def cancel(self, numbers: Sequence[int]) -> None:
+        """Those that wait are cancelled at once, of those that run the service is told: all in one transaction.
+
+        ValueError where one of them is not there: then none is cancelled. A write to the disk takes milliseconds, and
+        a transaction per job would take half a minute for thousands.
+        """
+        with self._transaction():
+            listed = [json.dumps(list(numbers))]
+            there = {
+                number for (number,) in self._db.execute(f"SELECT number FROM jobs WHERE number IN ({_LISTED})", listed)
+            }
+            for number in numbers:
+                if number not in there:
+                    raise self._no_job(number)
+            self._db.execute(f"UPDATE jobs SET is_cancelling=1 WHERE number IN ({_LISTED}) AND ended IS NULL", listed)
+            self._end_waiting(numbers, JobState.CANCELLED, "")
+
+    def _end_waiting(self, numbers: Sequence[int], state: JobState, error: str) -> None:
+        wanted = f"SELECT number FROM jobs WHERE number IN ({_LISTED}) AND state=?"
+        self._end(wanted, (json.dumps(list(numbers)), JobState.QUEUED.value), state, None, error, None)
 
     def _end(
-        self, where: str, values: Sequence[Any], number: int, state: JobState, result: Mapping[str, Any], error: str,
+        self, wanted: str, values: Sequence[Any], state: JobState, result: Mapping[str, Any] | None, error: str,
         measured: int | None,
-    ) -> bool:  # fmt: skip
-        now = time.time()
-        with self._transaction():
-            self._db.execute(
-                f"UPDATE jobs SET state=?, ended=?, process=NULL, result=?, error=?, measured=coalesce(?, measured)"
-                f" WHERE {where}",
-                (state.value, now, json.dumps(dict(result)), _storable(error), measured, *values),
-            )
-            if self._changes() != 1:
-                return False
-            self._db.execute(
-                "INSERT INTO endings SELECT number, attempt, state, ? FROM jobs WHERE number=?", (now, number)
-            )
-            return True
+    ) -> int:  # fmt: skip
+        """Ends the jobs that `wanted` selects, inside a transaction; how many."""
+        ending = [number for (number,) in self._db.execute(wanted, values)]
+        now, listed = time.time(), json.dumps(ending)
+        self._db.execute(
+            f"UPDATE jobs SET state=?, ended=?, process=NULL, result=?, error=?, measured=coalesce(?, measured)"
+            f" WHERE number IN ({_LISTED})",
+            (state.value, now, json.dumps(dict(result or {})), _storable(error), measured, listed),
+        )
+        self._db.execute(
+            f"INSERT INTO endings SELECT number, attempt, state, ? FROM jobs WHERE number IN ({_LISTED})", (now, listed)
+        )
+        return len(ending)
 
     def endings(self) -> dict[int, tuple[int, str]]:
         """The attempt and the state that each job has ended with."""
@@ -265,6 +277,9 @@ class QueueDatabase:
                 raise
         except sqlite3.Error as error:
             raise self._problem(error) from error
+
+    def _no_job(self, number: int) -> ValueError:
+        return ValueError(f"there is no job {number} in {self.path.parent}: gnnsys jobs list shows those there are")
 
     def _problem(self, error: sqlite3.Error) -> Exception:
         """In words that name the remedy."""

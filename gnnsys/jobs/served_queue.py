@@ -68,15 +68,17 @@ class ServedQueue:
         version = self.database.data_version()
         if version == self._seen:
             return []
-        waiting, cancelling = set[int](), list[RunningJob]()
+        waiting, ending, cancelling = set[int](), list[int](), list[RunningJob]()
         for number, state, is_cancelling in self.database.unended():
             if state is JobState.RUNNING:
                 if is_cancelling and number in self.running:
                     cancelling.append(self.running[number])
             elif is_cancelling:
-                self.database.cancel(number)  # who cancelled it was killed in between
+                ending.append(number)  # its process was lost after it was asked to end
             else:
                 waiting.add(number)
+        if ending:
+            self.database.cancel(ending)
         for number in self.queued.keys() - waiting:
             del self.queued[number]
         for record in self.database.numbered(waiting - self.queued.keys()):
@@ -94,7 +96,7 @@ class ServedQueue:
 
     def refuse(self, number: int, error: str) -> None:
         """A job that waits fails without having run."""
-        self.database.refuse(number, error)
+        self.database.refuse([number], error)
         self.reread(number)
 
     def add_running(self, job: RunningJob) -> None:

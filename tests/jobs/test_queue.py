@@ -67,7 +67,8 @@ def test_a_job_ends_once_and_a_late_attempt_changes_nothing(tmp_path: Path):
     assert not database.finish(number, 1, JobState.DONE) and database.get(number).state is JobState.RUNNING
     assert database.finish(number, 2, JobState.DONE, result={"loss": 1.0})
     assert not database.finish(number, 2, JobState.FAILED) and not database.requeue(number, 2)
-    assert database.cancel(number) is JobState.DONE and database.endings() == {number: (2, "done")}
+    database.cancel([number])
+    assert database.get(number).state is JobState.DONE and database.endings() == {number: (2, "done")}
     assert database.get(number).result == {"loss": 1.0}
 
 
@@ -75,6 +76,38 @@ def test_a_job_that_waits_is_cancelled_at_once_and_never_starts(queue: Queue):
     number = queue.submit(JOB)
     assert queue.cancel(number) == [JobState.CANCELLED] and THIS is not None
     assert queue._database.start(number, THIS, 1) is None
+
+
+def test_many_jobs_are_cancelled_by_one_write(queue: Queue):
+    numbers = queue.sweep(JOB, {"lr": list(range(500))})
+    assert THIS is not None and queue._database.start(numbers[7], THIS, 1) == 1
+    statements: list[str] = []
+    queue._database._db.set_trace_callback(statements.append)
+    states = queue.cancel(numbers[::-1])
+    assert [statement for statement in statements if statement == "COMMIT"] == ["COMMIT"]
+    assert states.count(JobState.CANCELLED) == 499 and states[-8] is JobState.RUNNING
+    assert queue._database.endings() == {number: (0, "cancelled") for number in numbers if number != numbers[7]}
+    assert queue.show(numbers[7]).is_cancelling and queue.cancel(numbers) == states[::-1]
+    assert queue._database.finish(numbers[7], 1, JobState.CANCELLED) and len(queue._database.endings()) == 500
+
+
+def test_of_jobs_that_are_cancelled_together_all_are_or_none(queue: Queue):
+    numbers = queue.sweep(JOB, {"lr": list(range(200))})
+    with pytest.raises(ValueError, match="there is no job 777 in"):
+        queue.cancel([*numbers, 777])
+    size = max(path.stat().st_size for path in queue.folder.path.iterdir() if path.is_file())
+    with files_up_to(size + 4096), pytest.raises(QueueDiskFull):
+        queue.cancel(numbers)
+    assert {job.state for job in queue.list()} == {JobState.QUEUED} and not queue._database.endings()
+    assert not any(job.is_cancelling for job in queue.list())
+    assert set(queue.cancel(numbers)) == {JobState.CANCELLED}
+
+
+def test_a_sweep_is_cancelled_by_the_number_it_began_with(queue: Queue, capsys):
+    other, *numbers = [queue.submit(JOB), *queue.sweep(JOB, {"lr": [1, 2]})]
+    assert main(["jobs", "cancel", "--queue", str(queue.folder.path), "--sweep", str(numbers[0])]) == 0
+    assert capsys.readouterr().out == "".join(f"job {number}: cancelled\n" for number in numbers)
+    assert queue.show(other).state is JobState.QUEUED
 
 
 def test_a_full_disk_leaves_the_queue_whole(queue: Queue):
@@ -130,6 +163,8 @@ def test_a_database_that_is_no_queue_is_refused(tmp_path: Path):
         (["show", "9" * 30], "there is no job 999"),
         (["show", "77"], "there is no job 77 in"),
         (["cancel", "77"], "gnnsys jobs list shows those there are"),
+        (["cancel"], "give the numbers of jobs, or --sweep"),
+        (["cancel", "--sweep", "77"], "no sweep began with job 77"),
         (["list", "--state", "odd"], "a state is one of queued, running"),
         (["serve", "--capacity", "900000G"], "the capacity must be at most"),
         (["serve", "--device", "tpu"], "device must be cpu or cuda"),
