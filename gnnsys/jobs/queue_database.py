@@ -18,7 +18,7 @@ from gnnsys.jobs.job_record import JobRecord, JobState, SpecEstimate
 from gnnsys.jobs.job_spec import JobSpec
 from gnnsys.jobs.process_identity import ProcessIdentity
 
-VERSION = 1
+VERSION = 2
 _APPLICATION = 0x676E6E6A  # "gnnj": a file of SQLite that is no queue is refused
 _BUSY_SECONDS = 30.0
 _SCHEMA = """
@@ -28,15 +28,23 @@ CREATE TABLE jobs (
     ended REAL, process TEXT, is_cancelling INTEGER NOT NULL DEFAULT 0, estimated INTEGER,
     estimate TEXT NOT NULL DEFAULT '', reserved INTEGER, measured INTEGER, is_alone INTEGER NOT NULL DEFAULT 0,
     num_lost INTEGER NOT NULL DEFAULT 0, graphs TEXT NOT NULL DEFAULT '{}',
-    error TEXT NOT NULL DEFAULT '', result TEXT NOT NULL DEFAULT '{}');
+    error TEXT NOT NULL DEFAULT '', result TEXT NOT NULL DEFAULT '{}', device TEXT, arrived REAL);
 CREATE INDEX jobs_by_state ON jobs (state);
 CREATE TABLE endings (number INTEGER PRIMARY KEY, attempt INTEGER NOT NULL, state TEXT NOT NULL, time REAL NOT NULL);
 CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 """
+# Version 1 did not write down which device had run a job: the next service does (`name_device`). A job had waited since
+# it was submitted. A service of version 1 that runs meanwhile is not disturbed.
+_FROM_VERSION_1 = (
+    "ALTER TABLE jobs ADD COLUMN device TEXT",
+    "ALTER TABLE jobs ADD COLUMN arrived REAL",
+    "UPDATE jobs SET arrived = min(0.0, submitted - :now) WHERE ended IS NULL",
+)
 _COLUMNS = (
     "number, spec, state, sweep, attempt, submitted, started, first_step, ended, process, is_cancelling, estimated, "
-    "estimate, reserved, measured, is_alone, graphs, num_lost, error, result"
+    "estimate, reserved, measured, is_alone, graphs, num_lost, error, result, device, arrived"
 )
+_OLD_SHARING, _CLOCK = "sharing", "clock"
 _LISTED = "SELECT value FROM json_each(?)"  # numbers of jobs, as one value
 
 
@@ -69,6 +77,12 @@ class QueueDatabase:
                     for statement in filter(str.strip, _SCHEMA.split(";")):
                         self._db.execute(statement)
                     self._db.execute(f"PRAGMA application_id={_APPLICATION}")
+                    self._db.execute(f"PRAGMA user_version={VERSION}")
+        elif version < VERSION:
+            with self._transaction():
+                if self._pragma("user_version") == 1:  # nobody has done so meanwhile
+                    for statement in _FROM_VERSION_1:
+                        self._db.execute(statement, {"now": time.time()})
                     self._db.execute(f"PRAGMA user_version={VERSION}")
 
     def close(self) -> None:
@@ -115,8 +129,24 @@ class QueueDatabase:
 
     def set(self, settings: Mapping[str, Any]) -> None:
         with self._transaction():
-            for name, value in settings.items():
-                self._db.execute("INSERT OR REPLACE INTO settings VALUES (?, ?)", (name, json.dumps(value)))
+            self._set(settings)
+
+    def _set(self, settings: Mapping[str, Any]) -> None:
+        for name, value in settings.items():
+            self._db.execute("INSERT OR REPLACE INTO settings VALUES (?, ?)", (name, json.dumps(value)))
+
+    def clock(self) -> float:
+        """What the queue's clock showed when a service last wrote it down."""
+        return float(self.settings().get(_CLOCK, 0.0))
+
+    def keep_clock(self, seconds: float, arrived: Sequence[int] = ()) -> None:
+        """Writes it down, and that these jobs, which no service had seen, have come now."""
+        with self._transaction():
+            self._set({_CLOCK: seconds})
+            self._db.execute(
+                f"UPDATE jobs SET arrived=? WHERE number IN ({_LISTED}) AND arrived IS NULL",
+                (seconds, json.dumps(list(arrived))),
+            )
 
     def add(
         self, specs: Sequence[JobSpec], estimates: Sequence[SpecEstimate], is_sweep: bool, key: str | None
@@ -160,13 +190,39 @@ class QueueDatabase:
                 (JobState.QUEUED.value, JobState.RUNNING.value),
             )
 
-    def start(self, number: int, process: ProcessIdentity, reserved: int) -> int | None:
+    def name_device(self, device: str) -> None:
+        """Of what a queue of version 1 has measured: nobody wrote it down."""
+        with self._transaction():
+            self._db.execute("UPDATE jobs SET device=? WHERE device IS NULL AND attempt>0", (device,))
+            self._db.execute(
+                "INSERT OR IGNORE INTO settings SELECT ?, value FROM settings WHERE name=?",
+                (sharing_setting(device), _OLD_SHARING),
+            )
+            self._db.execute("DELETE FROM settings WHERE name=?", (_OLD_SHARING,))
+
+    def forget_measured(self, device: str) -> None:
+        """Of jobs that wait: what another device than this has measured of them, and that they had to be alone."""
+        with self._transaction():
+            self._db.execute(
+                "UPDATE jobs SET measured=NULL, is_alone=0 WHERE state=? AND attempt>0 AND device IS NOT ?",
+                (JobState.QUEUED.value, device),
+            )
+
+    def start(self, number: int, process: ProcessIdentity, reserved: int, device: str = "cpu") -> int | None:
         """The number of the attempt that begins; None where the job is no longer queued."""
         with self._transaction():
             self._db.execute(
-                "UPDATE jobs SET state=?, attempt=attempt+1, started=?, first_step=NULL, process=?, reserved=?"
-                " WHERE number=? AND state=? AND is_cancelling=0",
-                (JobState.RUNNING.value, time.time(), process.to_json(), reserved, number, JobState.QUEUED.value),
+                "UPDATE jobs SET state=?, attempt=attempt+1, started=?, first_step=NULL, process=?, reserved=?,"
+                " device=? WHERE number=? AND state=? AND is_cancelling=0",
+                (
+                    JobState.RUNNING.value,
+                    time.time(),
+                    process.to_json(),
+                    reserved,
+                    device,
+                    number,
+                    JobState.QUEUED.value,
+                ),
             )
             if self._changes() != 1:
                 return None
@@ -308,6 +364,11 @@ class QueueLocked(TimeoutError):
 
 
 NOT_WRITTEN = (QueueDiskFull, QueueLocked)  # what a service tries again
+
+
+def sharing_setting(device: str) -> str:
+    """The setting that says which jobs gain nothing by running together on such a device."""
+    return f"sharing on {device}"
 
 
 def _storable(text: str) -> str:

@@ -19,29 +19,29 @@ def test_the_safety_factor_is_a_percentile_once_enough_jobs_were_measured(queue:
     from dataclasses import replace
 
     number = submit(queue, "linear")
-    job = replace(queue.show(number), state=JobState.DONE, estimate="traced", estimated=100 << 20)
+    job = replace(queue.show(number), state=JobState.DONE, estimate="traced", estimated=100 << 20, device="cpu")
     ended = [replace(job, measured=(100 + each) << 20) for each in range(ENOUGH_JOBS)]
-    assert JobHistory(ended[:-1]).factor == FIRST_FACTOR and JobHistory(ended).factor == 1.19
+    assert JobHistory("cpu", ended[:-1]).factor == FIRST_FACTOR and JobHistory("cpu", ended).factor == 1.19
     small = [replace(each, estimated=1 << 10) for each in ended]
-    assert JobHistory(small).factor == FIRST_FACTOR, "what libraries take hides what these take"
-    assert JobHistory([replace(each, measured=1 << 20) for each in ended]).factor == 1.0
+    assert JobHistory("cpu", small).factor == FIRST_FACTOR, "what libraries take hides what these take"
+    assert JobHistory("cpu", [replace(each, measured=1 << 20) for each in ended]).factor == 1.0
     far = replace(job, measured=900 << 20)
-    assert JobHistory([*ended, far]).factor == MOST_FACTOR, "one that is far off is no reason to refuse others"
-    assert JobHistory([*ended, replace(far, is_alone=True)]).factor == 1.19
+    assert JobHistory("cpu", [*ended, far]).factor == MOST_FACTOR, "one that is far off is no reason to refuse others"
+    assert JobHistory("cpu", [*ended, replace(far, is_alone=True)]).factor == 1.19
 
 
 def test_what_fits_without_its_margin_runs_alone_and_what_does_not_is_too_large(queue: Queue):
     from dataclasses import replace
 
     job = replace(queue.show(submit(queue, "linear")), estimate="traced", estimated=95)
-    waiting, refused = list_waiting([job], JobHistory(), Room(capacity=100, workers=2))
+    waiting, refused = list_waiting([job], JobHistory("cpu"), Room(capacity=100, workers=2))
     assert waiting[job.number].is_alone and waiting[job.number].memory == 100 and not refused
-    like = replace(job, state=JobState.DONE, estimate="unknown", estimated=None, measured=95)
+    like = replace(job, state=JobState.DONE, estimate="unknown", estimated=None, measured=95, device="cpu")
     waiting, refused = list_waiting(
-        [replace(job, estimated=None, estimate="unknown")], JobHistory([like]), Room(capacity=100, workers=2)
+        [replace(job, estimated=None, estimate="unknown")], JobHistory("cpu", [like]), Room(capacity=100, workers=2)
     )
     assert waiting[job.number].is_alone and not refused
-    assert list_waiting([replace(job, estimated=101)], JobHistory(), Room(capacity=100, workers=2))[1] == {
+    assert list_waiting([replace(job, estimated=101)], JobHistory("cpu"), Room(capacity=100, workers=2))[1] == {
         job.number: 117
     }
 
@@ -54,7 +54,7 @@ def test_a_job_that_must_be_alone_lets_those_go_first_that_came_before_it_and_ar
     queued = [replace(first, estimate=""), unknown, replace(third, estimate="")]
 
     def could_start() -> list[int]:
-        return list(list_waiting(queued, JobHistory(), Room(capacity=100, workers=2))[0])
+        return list(list_waiting(queued, JobHistory("cpu"), Room(capacity=100, workers=2))[0])
 
     assert could_start() == []
     queued[0] = replace(first, **known)
