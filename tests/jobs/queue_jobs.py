@@ -136,6 +136,17 @@ def dies(number: int = 9, at: str = "") -> TrainingJob:
     return linear(after=after)
 
 
+def ends_process(code: int = 3, at: str = "") -> TrainingJob:
+    """At once, without a word; a process that it leaves holds its pipes open and writes its number to `at`."""
+    if at and os.fork() == 0:
+        Path(at).write_text(str(os.getpid()))
+        time.sleep(600)
+        os._exit(0)
+    while at and not Path(at).exists():
+        time.sleep(0.005)
+    os._exit(code)
+
+
 def crashes() -> TrainingJob:
     print("about to crash")
     os.kill(os.getpid(), signal.SIGSEGV)

@@ -88,7 +88,7 @@ def test_jobs_that_differ_in_their_seed_alone_are_estimated_once(queue: Queue, t
     assert len({job.memory for job in ended}) == 1 and all(job.state is JobState.DONE for job in ended)
 
 
-def test_a_submitted_sweep_is_estimated_once_per_setting(queue: Queue, tmp_path: Path, monkeypatch):
+def test_a_submitted_sweep_is_estimated_once_per_setting(queue: Queue, forked_workers, tmp_path: Path, monkeypatch):
     monkeypatch.chdir(FOLDER)
     with JobService(queue.folder.path, shares_graphs=False, is_warm=False):
         pass  # which leaves what it has
@@ -113,3 +113,14 @@ def test_what_no_process_could_call_fails_without_having_run_and_others_go_on(qu
     assert ended[good].state is JobState.DONE
     for number, said in wrong.items():
         assert (ended[number].state, ended[number].attempts) == (JobState.FAILED, 0) and said in ended[number].error
+
+
+def test_a_function_that_ends_its_process_is_said_to_when_it_is_estimated_and_when_it_runs(queue: Queue, logged):
+    number = submit(queue, "ends_process", {"code": 5})
+    good = submit(queue, "linear")
+    with service(queue.folder.path) as running:
+        ended = {job.number: job for job in running.run_until_empty(DEADLINE)}
+    said = f"job {number} runs alone, its memory was not to be estimated: it ended its process with exit code 5"
+    assert logged.count(said) == 1
+    assert ended[number].state is JobState.FAILED and ended[good].state is JobState.DONE
+    assert ended[number].error == "its process died 3 times, the last time with exit code 5: see gnnsys jobs logs"

@@ -18,6 +18,7 @@ from gnnsys.jobs.process_identity import ProcessIdentity
 from gnnsys.jobs.queue_database import VERSION, QueueDatabase
 from tests.jobs.queue_jobs import FOLDER, NAME
 from tests.support.limits import files_up_to
+from tests.support.processes import alive, await_true
 
 JOB = f"{NAME}:job"
 THIS = ProcessIdentity.of(os.getpid())
@@ -196,7 +197,7 @@ def test_words_of_a_script_stand_behind_options(queue: Queue, tmp_path: Path, ca
         assert said in capsys.readouterr().err
 
 
-def test_what_no_process_could_call_is_refused_where_a_service_has_run(queue: Queue, monkeypatch):
+def test_what_no_process_could_call_is_refused_where_a_service_has_run(queue: Queue, forked_workers, monkeypatch):
     monkeypatch.chdir(FOLDER)
     with JobService(queue.folder.path, shares_graphs=False, is_warm=False):
         pass  # which leaves what it has
@@ -204,15 +205,50 @@ def test_what_no_process_could_call_is_refused_where_a_service_has_run(queue: Qu
         queue.submit(JOB, {"hiden": 8})
     with pytest.raises(ValueError, match="has no function 'jbo'"):
         queue.submit(f"{NAME}:jbo")
+    with pytest.raises(ValueError, match="has no function 'jbo'"):
+        queue.submit(f"{NAME}:jbo", folder=FOLDER, environment={"PYTHONPATH": "/elsewhere"})
     assert not queue.list()
-    queue.submit(f"{NAME}:jbo", environment={"PYTHONPATH": "/elsewhere"})
 
 
-def test_a_function_that_ends_its_process_by_sys_exit_ends_not_who_submits_it(queue: Queue, monkeypatch):
+def test_a_function_that_ends_its_process_by_sys_exit_ends_not_who_submits_it(
+    queue: Queue, forked_workers, monkeypatch
+):
     monkeypatch.chdir(FOLDER)
     with JobService(queue.folder.path, shares_graphs=False, is_warm=False):
         pass  # which leaves what it has
     assert queue.show(queue.submit(f"{NAME}:exits")).estimate == "unknown"
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_function_that_ends_its_process_at_once_is_submitted_and_said_to_in_one_line(
+    queue: Queue, forked_workers, tmp_path: Path, logged, leaves: bool
+):
+    with JobService(queue.folder.path, shares_graphs=False, is_warm=False):
+        pass  # which leaves what it has
+    given = {"at": str(tmp_path / "left")} if leaves else {"code": 0}
+    number = queue.submit(f"{NAME}:ends_process", given, folder=FOLDER)
+    assert queue.show(number).estimate == "unknown"
+    why = f"it ended its process with exit code {3 if leaves else 0}"
+    assert logged == [f"{NAME}:ends_process will run alone, its memory was not to be estimated: {why}"]
+    assert queue.show(queue.submit(f"{NAME}:linear", folder=FOLDER)).estimate == "traced", "another process does it"
+    if leaves:
+        await_true(lambda: not alive(int((tmp_path / "left").read_text())), "the end of what it has started")
+
+
+def test_a_function_that_leaves_a_thread_or_takes_for_ever_holds_up_no_later_estimate(
+    queue: Queue, forked_workers, tmp_path: Path, monkeypatch, logged
+):
+    with JobService(queue.folder.path, shares_graphs=False, is_warm=False):
+        pass  # which leaves what it has
+    monkeypatch.setattr("gnnsys.jobs.fresh_state._THREAD_SECONDS", 0.01)
+    queue.submit(f"{NAME}:leaves_thread", folder=FOLDER)
+    queue.submit(f"{NAME}:linear", folder=FOLDER)
+    monkeypatch.setattr("gnnsys.jobs.submit_estimator.ESTIMATE_SECONDS", 0.0)
+    queue.submit(f"{NAME}:is_never_made", {"at": str(tmp_path / "begun")}, folder=FOLDER)
+    monkeypatch.undo()
+    queue.submit(f"{NAME}:linear", folder=FOLDER)
+    assert [job.estimate for job in queue.list()] == ["traced", "traced", "unknown", "traced"]
+    assert "that takes longer than 0 s" in logged[-1]
 
 
 def test_a_queue_that_is_not_there_is_named(tmp_path: Path, capsys):
@@ -234,7 +270,9 @@ def test_two_services_on_one_folder_are_refused(queue: Queue):
         pass  # the first has gone
 
 
-def test_a_job_too_large_is_refused_when_submitted_with_the_batch_size_that_fits(queue: Queue, monkeypatch):
+def test_a_job_too_large_is_refused_when_submitted_with_the_batch_size_that_fits(
+    queue: Queue, forked_workers, monkeypatch
+):
     monkeypatch.chdir(FOLDER)
     with JobService(queue.folder.path, capacity=200_000, shares_graphs=False, is_warm=False):
         pass  # which leaves what it has
