@@ -28,7 +28,7 @@ def forked_workers() -> Iterator[None]:
 @pytest.fixture
 def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """What the queue logs, a line each."""
-    lines, log, handler = list[str](), logging.getLogger("gnnsys.jobs"), logging.Handler()
+    lines, log, handler = list[str](), logging.getLogger("gnnsys.jobs"), logging.Handler(logging.WARNING)
     monkeypatch.setattr(handler, "emit", lambda record: lines.append(record.getMessage()))
     monkeypatch.setattr(log, "propagate", False)
     log.addHandler(handler)

@@ -199,6 +199,16 @@ def evaluates(kind: str) -> TrainingJob:
     return replace(made, evaluate=evaluate)
 
 
+def meets(at: str, number: int, count: int, num_rows: int = 8) -> TrainingJob:
+    """Waits until so many of its kind have been called: all of them at the same time, the first time."""
+    (Path(at) / f"{number}.met").touch()
+    deadline = time.monotonic() + 60.0
+    while len(list(Path(at).glob("*.met"))) < count:
+        assert time.monotonic() < deadline, "the others do not come"
+        time.sleep(0.005)
+    return rows(num_rows, num_rows)
+
+
 def notes_calls(at: str, seed: int = 0, other: int = 0) -> TrainingJob:
     """Writes a line per call to the file `at`: an estimate is a call."""
     with open(at, "a") as file:

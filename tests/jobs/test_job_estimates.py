@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gnnsys.jobs import JobService, JobState, Queue
 from gnnsys.jobs.job_history import ENOUGH_JOBS, MOST_FACTOR, JobHistory
-from gnnsys.jobs.job_memory import FIRST_FACTOR
+from gnnsys.jobs.job_memory import FIRST_FACTOR, estimate_spec
 from gnnsys.jobs.policies import Room
 from gnnsys.jobs.waiting_list import list_waiting
 from tests.jobs.queue_jobs import FOLDER, NAME
@@ -124,3 +124,28 @@ def test_a_function_that_ends_its_process_is_said_to_when_it_is_estimated_and_wh
     assert logged.count(said) == 1
     assert ended[number].state is JobState.FAILED and ended[good].state is JobState.DONE
     assert ended[number].error == "its process died 3 times, the last time with exit code 5: see gnnsys jobs logs"
+
+
+def test_several_are_estimated_at_once_each_once_and_one_that_goes_wrong_disturbs_no_other(
+    queue: Queue, tmp_path: Path, logged: list[str]
+):
+    sizes = {submit(queue, "meets", {"at": str(tmp_path), "number": n, "count": 3, "num_rows": 1000 * n}): n
+             for n in (1, 2, 3)}  # fmt: skip
+    hangs = submit(queue, "is_never_made", {"at": str(tmp_path / "begun")})
+    ends = submit(queue, "ends_process")
+    noted = [submit(queue, "notes_calls", {"at": str(tmp_path / "calls"), "other": n}) for n in range(5)]
+    alone = {number: estimate_spec(queue.show(number).spec, "cpu").num_bytes for number in noted}
+    (tmp_path / "calls").unlink()
+    known = [*sizes, ends, *noted]
+    with service(queue.folder.path, policy=lambda waiting, running, room, now: []) as running:
+        running._estimator._most = 4  # as on a machine with many cores
+        run_until(running, lambda: all(queue.show(number).estimate for number in known))
+        run_until(running, (tmp_path / "begun").exists)
+        assert not queue.show(hangs).estimate and len(running._estimator.pool.everyone()) <= 4
+        queue.cancel(hangs)
+        run_until(running, lambda: not running._estimator._under_way)
+    assert sorted((tmp_path / "calls").read_text().split()[1::2]) == [str(n) for n in range(5)], "each of them once"
+    assert {number: queue.show(number).estimated for number in noted} == alone
+    found = [queue.show(number).estimated or 0 for number in sizes]
+    assert 0 < found[0] < found[1] < found[2], "no two were taken for each other"
+    assert queue.show(ends).estimate == "unknown" and len(logged) == 1
