@@ -81,7 +81,7 @@ class SubmitEstimator:
                     return None
             if (left := deadline - time.monotonic()) <= 0:
                 raise TimeoutError(f"the process that estimates jobs does nothing for {seconds:g} s: try again")
-            wait([worker], min(left, _LOOK_SECONDS))
+            wait([worker.fileno()], min(left, _LOOK_SECONDS))
             is_gone = worker.has_ended  # though a process that the function has started may hold the pipe
             answers, has_ended = worker.receive()
             self._told += answers

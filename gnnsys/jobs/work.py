@@ -113,15 +113,17 @@ class JobWorker:
 
     def _estimate(self, order: Mapping[str, Any]) -> None:
         spec = JobSpec.from_json(order["spec"])
-        self._fresh.restore(spec.folder, spec.environment)
         found, refusal, needed = SpecEstimate(), "", 0
         factor, capacity = float(order["factor"]), int(order["capacity"])
         try:
+            self._fresh.restore(spec.folder, spec.environment)
             check_call(spec)
             if has_profile(order["kind"]):
                 found = estimate_spec(spec, order["kind"])
         except ValueError as error:
             refusal = " ".join(str(error).split())[:2000]
+        except OSError as error:  # its folder is gone
+            found = SpecEstimate(how="unknown", why=_one_line(error))
         if found.num_bytes is not None and found.how == "traced":
             needed = int(found.num_bytes * factor) + sum(found.graphs.values())
         if needed > capacity:

@@ -149,3 +149,14 @@ def test_several_are_estimated_at_once_each_once_and_one_that_goes_wrong_disturb
     found = [queue.show(number).estimated or 0 for number in sizes]
     assert 0 < found[0] < found[1] < found[2], "no two were taken for each other"
     assert queue.show(ends).estimate == "unknown" and len(logged) == 1
+
+
+def test_a_job_whose_folder_is_gone_is_said_to_when_it_is_estimated(queue: Queue, tmp_path: Path, logged: list[str]):
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    number = queue.submit(f"{NAME}:linear", folder=folder)
+    folder.rmdir()
+    with service(queue.folder.path) as running:
+        (ended,) = running.run_until_empty(DEADLINE)
+    assert ended.state is JobState.FAILED and f"No such file or directory: '{folder}'" in ended.error
+    assert len(logged) == 1 and logged[0].startswith(f"job {number} runs alone") and str(folder) in logged[0]

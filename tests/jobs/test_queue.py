@@ -240,7 +240,6 @@ def test_a_function_that_leaves_a_thread_or_takes_for_ever_holds_up_no_later_est
 ):
     with JobService(queue.folder.path, shares_graphs=False, is_warm=False):
         pass  # which leaves what it has
-    monkeypatch.setattr("gnnsys.jobs.fresh_state._THREAD_SECONDS", 0.01)
     queue.submit(f"{NAME}:leaves_thread", folder=FOLDER)
     queue.submit(f"{NAME}:linear", folder=FOLDER)
     monkeypatch.setattr("gnnsys.jobs.submit_estimator.ESTIMATE_SECONDS", 0.0)
