@@ -25,6 +25,11 @@ class DeviceFacts:
     num_bytes: int
     name: str = ""
 
+    @property
+    def model(self) -> str:
+        """What is alike in all devices of which one measures for the other: "cpu", or the name of the GPU."""
+        return self.name or self.device
+
     @classmethod
     def ask(cls, device: str) -> DeviceFacts:
         """A process of its own asks the driver, which would stay in this one, and leaves torch out."""

@@ -11,6 +11,7 @@ from gnnsys.jobs.running_job import RunningJob
 from gnnsys.jobs.script_process import ScriptProcess
 from gnnsys.jobs.served_queue import ServedQueue
 from gnnsys.jobs.shared_device import SharedDevice
+from gnnsys.jobs.worker_process import ending_words
 from gnnsys.observe import format_size
 
 _CANCEL_SECONDS = 10.0  # for a job that was asked to end
@@ -83,8 +84,8 @@ class JobEnder:
         if record.num_lost + 1 < most:
             self._queue.database.requeue(*job.key, is_lost=True)
             return
-        what = why or (f"signal {-code}" if code < 0 else f"exit code {code}")
-        error = f"its process died {record.num_lost + 1} times, the last time by {what}: see gnnsys jobs logs"
+        what = f"by {why}" if why else ending_words(code)
+        error = f"its process died {record.num_lost + 1} times, the last time {what}: see gnnsys jobs logs"
         self._finish(job, JobState.FAILED, error=error)
 
     def _finish(self, job: RunningJob, state: JobState, **what: Any) -> None:

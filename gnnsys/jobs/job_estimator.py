@@ -17,16 +17,17 @@ from gnnsys.jobs.job_memory import FIRST_FACTOR
 from gnnsys.jobs.job_record import JobRecord, SpecEstimate
 from gnnsys.jobs.queue_database import NOT_WRITTEN
 from gnnsys.jobs.served_queue import ServedQueue
+from gnnsys.jobs.submit_estimator import ESTIMATE_SECONDS
 from gnnsys.jobs.worker_pool import WorkerPool
-from gnnsys.jobs.worker_process import WorkerProcess
+from gnnsys.jobs.worker_process import WorkerProcess, ending_words
 
 _log = logging.getLogger(__name__)
-_ESTIMATE_SECONDS = 300.0  # a function that takes longer is run alone
 _MOST_PROCESSES, _CORES_EACH = 4, 4  # a machine with fewer idle cores has one
 
 
 @dataclass
 class _UnderWay:
+    number: int  # the first of the jobs that it is of
     likeness: str
     deadline: float
 
@@ -60,7 +61,7 @@ class JobEstimator:
             if not self.pool.can_take:
                 break
             worker = self.pool.take()
-            self._under_way[worker] = _UnderWay(likeness, time.monotonic() + _ESTIMATE_SECONDS)
+            self._under_way[worker] = _UnderWay(job.number, likeness, time.monotonic() + ESTIMATE_SECONDS)
             self._order(worker, job)
 
     def told(self, worker: WorkerProcess, answer: Mapping[str, Any]) -> None:
@@ -69,16 +70,19 @@ class JobEstimator:
         if each is None:
             return  # of jobs that were cancelled, or a job has written it to the pipe of a worker
         self.pool.give_back(worker)
-        if self._write(each.likeness, found, refusal):
-            if found.why:
-                _log.warning("job %d runs alone, its memory was not to be estimated: %s", answer["number"], found.why)
+        if not found.how and not refusal:
+            found = SpecEstimate(how="unknown", why=f"there is no profile of {self._queue.kind} any more")
+        if self._write(each, found, refusal):
             self._queue.on_stage("estimated")
 
     def lost(self, worker: WorkerProcess) -> None:
         """The process has ended: such jobs run alone."""
-        self.pool.lost(worker)
+        code = self.pool.lost(worker)
         if (each := self._under_way.pop(worker, None)) is not None:
-            self._write(each.likeness, SpecEstimate(how="unknown"))
+            why = f"it ended its process {ending_words(code)}"
+            if time.monotonic() > each.deadline:
+                why = f"that takes longer than {ESTIMATE_SECONDS:g} s"
+            self._write(each, SpecEstimate(how="unknown", why=why))
 
     def begin_again(self) -> None:
         """What is under way is estimated once more, by other processes."""
@@ -102,15 +106,17 @@ class JobEstimator:
             }
         )  # fmt: skip
 
-    def _write(self, likeness: str, found: SpecEstimate, refusal: str = "") -> bool:
+    def _write(self, each: _UnderWay, found: SpecEstimate, refusal: str = "") -> bool:
         """Of all jobs that are alike. Where the disk is full they are estimated once more."""
-        numbers = [job.number for job in self._unknown().get(likeness, [])]
+        numbers = [job.number for job in self._unknown().get(each.likeness, [])]
         try:
             self._queue.database.set_estimate(numbers, found)
-            for number in numbers if refusal else ():
-                self._queue.database.refuse(number, refusal)
+            if refusal:
+                self._queue.database.refuse(numbers, refusal)
         except NOT_WRITTEN:
             return False
         finally:
             self._queue.reread(*numbers)
+        if found.why and not refusal:
+            _log.warning("job %d runs alone, its memory was not to be estimated: %s", each.number, found.why)
         return True

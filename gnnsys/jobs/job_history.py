@@ -1,5 +1,6 @@
 """What jobs that have ended well tell of those that wait: how far estimates are off, what they took, how long they ran.
 
+One device says nothing of another: on the CPU a job's memory is what its process grows by, on a GPU what torch takes.
 Sums alone are kept, so that a queue with thousands of ended jobs is as quick as a new one.
 """
 
@@ -20,10 +21,10 @@ _EPOCHS = "epochs"
 
 
 class JobHistory:
-    """`add` is told of each job that has ended; `version` is another number once an answer may be another one."""
+    """`add` is told of each job that has ended; those that ran on another device than `device` tell nothing."""
 
-    def __init__(self, ended: Iterable[JobRecord] = ()) -> None:
-        self.version = 0
+    def __init__(self, device: str, ended: Iterable[JobRecord] = ()) -> None:
+        self._device = device
         self._ratios: list[float] = []  # measured over estimated, in order
         self._memory: dict[str, int] = {}  # by likeness
         self._seconds: dict[tuple[str, str], tuple[float, int]] = {}  # the sum, and of how many
@@ -31,9 +32,8 @@ class JobHistory:
             self.add(job)
 
     def add(self, job: JobRecord) -> None:
-        if job.state is not JobState.DONE:
+        if job.state is not JobState.DONE or job.device != self._device:
             return
-        self.version += 1
         if job.measured and job.estimated and job.estimate == "traced" and not job.is_alone:
             if job.estimated >= _LEAST_BYTES:  # `memory` has those that were far off, which ran alone
                 bisect.insort(self._ratios, job.measured / job.estimated)

@@ -8,7 +8,6 @@ process, which has Python's own in it.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +17,6 @@ from gnnsys.observe import format_size
 
 FIRST_FACTOR = 1.15  # CoGNN, V-C
 _FITTED = "batch_size"
-_PATH = "PYTHONPATH"
 
 
 def memory_to_reserve(job: JobRecord, factor: float, learned: int | None) -> int | None:
@@ -54,9 +52,11 @@ def estimate_spec(spec: JobSpec, kind: str) -> SpecEstimate:
             return SpecEstimate(how="unknown", why=why)
 
 
-def finds_modules_as_here(spec: JobSpec) -> bool:
-    """Whether the job's modules are those that this process would find."""
-    return str(spec.environment.get(_PATH, "")) == os.environ.get(_PATH, "")
+def has_profile(kind: str) -> bool:
+    """Whether this process can estimate for such a device. That of a service may have another cache than a user's."""
+    from gnnsys.planning import known_kinds
+
+    return kind in ("cpu", *known_kinds())
 
 
 def check_call(spec: JobSpec) -> None:

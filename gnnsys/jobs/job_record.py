@@ -32,7 +32,10 @@ class JobState(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class JobRecord:
-    """Times are seconds of time.time(). `estimated` and `measured` are bytes at the peak, None where not known."""
+    """Times are seconds of time.time(), but `arrived`, which is of the queue's own clock (`QueueClock`).
+
+    `estimated` and `measured` are bytes at the peak, None where not known.
+    """
 
     number: int
     spec: JobSpec
@@ -54,6 +57,8 @@ class JobRecord:
     num_lost: int  # times that its process died under it
     error: str
     result: Mapping[str, Any] = field(default_factory=dict)
+    device: str | None = None  # what its last attempt ran on, as `DeviceFacts.model` says it
+    arrived: float | None = None  # None before a service has seen it
 
     @cached_property
     def kind(self) -> str:

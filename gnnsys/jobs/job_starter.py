@@ -3,7 +3,6 @@ process is told to run it."""
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 from gnnsys.jobs.job_memory import too_large
@@ -14,7 +13,7 @@ from gnnsys.jobs.running_job import RunningJob
 from gnnsys.jobs.script_process import ScriptProcess
 from gnnsys.jobs.served_queue import ServedQueue
 from gnnsys.jobs.shared_device import SharedDevice
-from gnnsys.jobs.waiting_list import list_waiting
+from gnnsys.jobs.waiting_list import arrival, list_waiting
 from gnnsys.jobs.worker_pool import WorkerPool
 from gnnsys.jobs.worker_process import WorkerProcess
 
@@ -38,7 +37,7 @@ class JobStarter:
         for number, needed in refused.items():
             queue.refuse(number, too_large(queue.queued[number].spec, needed, queue.room.capacity))
         running = [job.waiting for job in queue.running.values()]
-        for number in self._policy(list(waiting.values()), running, queue.room, time.time()):
+        for number in self._policy(list(waiting.values()), running, queue.room, queue.clock.now()):
             record = queue.queued[number]
             if not record.spec.is_script and not self._pool.can_take:
                 break  # one will be ready soon
@@ -49,8 +48,8 @@ class JobStarter:
         """A script that an earlier service has started, and that may still run."""
         assert record.process is not None
         waiting = WaitingJob(
-            number=record.number, memory=record.reserved or 0, submitted=record.submitted, is_alone=record.is_alone,
-            kind=record.kind, started=record.started,
+            number=record.number, memory=record.reserved or 0, submitted=arrival(record), is_alone=record.is_alone,
+            kind=record.kind, started=self._queue.clock.now(),
         )  # fmt: skip
         self._add(record, record.attempt, ScriptProcess(record.process), waiting)
 
@@ -65,7 +64,7 @@ class JobStarter:
         attempt = None
         try:
             if runner.identity is not None:
-                attempt = queue.database.start(record.number, runner.identity, waiting.memory)
+                attempt = queue.database.start(record.number, runner.identity, waiting.memory, queue.model)
         finally:
             if attempt is None:  # it was cancelled meanwhile, or nothing can be written
                 self._untake(runner)
@@ -73,7 +72,7 @@ class JobStarter:
             queue.reread(record.number)
             return
         queue.on_stage("start written")
-        job = self._add(record, attempt, runner, replace(waiting, started=time.time()))
+        job = self._add(record, attempt, runner, replace(waiting, started=queue.clock.now()))
         self._order(job)
         queue.on_stage("ordered")
 

@@ -88,6 +88,7 @@ def job_page(job: JobRecord) -> list[str]:
         ("seconds", _seconds(job)),
         ("attempts", f"{job.attempt}, {job.num_lost} of them lost" if job.num_lost else str(job.attempt or "")),
         ("process", f"{job.process.pid}" if job.process is not None and job.state is JobState.RUNNING else ""),
+        ("device", job.device or ""),
         ("memory", ", ".join(memory)),
         ("runs", "alone" if job.is_alone else ""),
         *((f"graph {_text(name)}", format_size(size)) for name, size in job.graphs.items()),

@@ -12,10 +12,12 @@ from types import TracebackType
 from typing import Any
 
 from gnnsys.jobs.grid import combinations
+from gnnsys.jobs.job_memory import too_large
 from gnnsys.jobs.job_record import JobRecord, JobState, SpecEstimate
 from gnnsys.jobs.job_spec import JobSpec, is_function, make_spec
 from gnnsys.jobs.queue_database import QueueDatabase
 from gnnsys.jobs.queue_folder import QueueFolder
+from gnnsys.jobs.submit_estimator import SubmitEstimator
 from gnnsys.observe import parse_size
 
 DEFAULT_FOLDER = "~/.gnnsys/jobs"
@@ -42,6 +44,7 @@ class Queue:
     ) -> None:  # fmt: skip
         self.folder = QueueFolder(default_folder() if folder is None else folder, is_new)
         self._database, self._on_stage = QueueDatabase(self.folder.database), on_stage
+        self._estimator = SubmitEstimator()
 
     def submit(
         self, target: str, arguments: Mapping[str, Any] | None = None, words: Sequence[str] = (), *, seed: int = 0,
@@ -98,33 +101,23 @@ class Queue:
 
     def _estimates(self, specs: Sequence[JobSpec]) -> builtins.list[SpecEstimate]:
         """Of each job, where a service has said for which device and how much of it; else it finds out itself."""
-        from gnnsys.jobs.job_memory import check_call, estimate_spec, finds_modules_as_here, too_large
-
         settings = self._database.settings()
         kind = settings.get("kind")
         if not kind:  # no service yet, or one that estimates nothing
             return [SpecEstimate()] * len(specs)
-        from gnnsys.planning import known_kinds
-
-        capacity, factor = settings["capacity"], settings["factor"]
-        has_profile = kind in ("cpu", *known_kinds())  # as the service has, which may have another cache
         known: dict[str, SpecEstimate] = {}
         until = time.monotonic() + _ESTIMATE_SECONDS
         for spec in specs:
             if spec.likeness in known:
                 continue
-            is_traced = not spec.is_script and spec.memory is None
-            if is_traced and (Path.cwd() != Path(spec.folder) or time.monotonic() > until):
-                known[spec.likeness] = SpecEstimate()  # the service does it, in that folder
-                continue
-            if is_traced and finds_modules_as_here(spec):
-                check_call(spec)
-            found = estimate_spec(spec, kind) if has_profile or not is_traced else SpecEstimate()
-            own = 0 if found.num_bytes is None else int(found.num_bytes * (factor if found.how == "traced" else 1.0))
-            needed = own + sum(found.graphs.values())
-            if needed > capacity:
-                raise ValueError(too_large(spec, needed, capacity, kind, factor))
-            known[spec.likeness] = found
+            if spec.is_script or spec.memory is not None:
+                if spec.memory is not None and spec.memory > settings["capacity"]:
+                    raise ValueError(too_large(spec, spec.memory, settings["capacity"]))
+                known[spec.likeness] = _without_trace(spec)
+            elif time.monotonic() > until:
+                known[spec.likeness] = SpecEstimate()  # the service does it
+            else:
+                known[spec.likeness] = self._estimator.estimate(spec, kind, settings["capacity"], settings["factor"])
         return [known[spec.likeness] for spec in specs]
 
     def list(self, state: str | None = None, sweep: int | None = None) -> builtins.list[JobRecord]:
@@ -159,11 +152,14 @@ class Queue:
             pause = min(2 * pause, _LOOK_SECONDS[1])
 
     def cancel(self, numbers: int | Sequence[int]) -> builtins.list[JobState]:
-        """Jobs that wait are cancelled at once, those that run as soon as the service sees it. Their states now."""
+        """Jobs that wait are cancelled at once, those that run as soon as the service sees it. Their states now.
+
+        All of them or none: a ValueError where there is no job of one of these numbers.
+        """
         each = [numbers] if isinstance(numbers, int) else builtins.list(numbers)
-        for number in each:
-            self.show(number)  # all are there, or none is cancelled
-        return [self._database.cancel(number) for number in each]
+        self._database.cancel(each)
+        states = {job.number: job.state for job in self._database.numbered(each)}
+        return [states[number] for number in each]
 
     def logs(self, number: int) -> str:
         """What a job has printed so far."""
@@ -174,6 +170,7 @@ class Queue:
             return ""
 
     def close(self) -> None:
+        self._estimator.close()
         self._database.close()
 
     def __enter__(self) -> Queue:

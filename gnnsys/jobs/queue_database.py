@@ -18,7 +18,7 @@ from gnnsys.jobs.job_record import JobRecord, JobState, SpecEstimate
 from gnnsys.jobs.job_spec import JobSpec
 from gnnsys.jobs.process_identity import ProcessIdentity
 
-VERSION = 1
+VERSION = 2
 _APPLICATION = 0x676E6E6A  # "gnnj": a file of SQLite that is no queue is refused
 _BUSY_SECONDS = 30.0
 _SCHEMA = """
@@ -28,15 +28,24 @@ CREATE TABLE jobs (
     ended REAL, process TEXT, is_cancelling INTEGER NOT NULL DEFAULT 0, estimated INTEGER,
     estimate TEXT NOT NULL DEFAULT '', reserved INTEGER, measured INTEGER, is_alone INTEGER NOT NULL DEFAULT 0,
     num_lost INTEGER NOT NULL DEFAULT 0, graphs TEXT NOT NULL DEFAULT '{}',
-    error TEXT NOT NULL DEFAULT '', result TEXT NOT NULL DEFAULT '{}');
+    error TEXT NOT NULL DEFAULT '', result TEXT NOT NULL DEFAULT '{}', device TEXT, arrived REAL);
 CREATE INDEX jobs_by_state ON jobs (state);
 CREATE TABLE endings (number INTEGER PRIMARY KEY, attempt INTEGER NOT NULL, state TEXT NOT NULL, time REAL NOT NULL);
 CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 """
+# Version 1 did not write down which device had run a job: the next service does (`name_device`). A job had waited since
+# it was submitted. A service of version 1 that runs meanwhile is not disturbed.
+_FROM_VERSION_1 = (
+    "ALTER TABLE jobs ADD COLUMN device TEXT",
+    "ALTER TABLE jobs ADD COLUMN arrived REAL",
+    "UPDATE jobs SET arrived = min(0.0, submitted - :now) WHERE ended IS NULL",
+)
 _COLUMNS = (
     "number, spec, state, sweep, attempt, submitted, started, first_step, ended, process, is_cancelling, estimated, "
-    "estimate, reserved, measured, is_alone, graphs, num_lost, error, result"
+    "estimate, reserved, measured, is_alone, graphs, num_lost, error, result, device, arrived"
 )
+_OLD_SHARING, _CLOCK = "sharing", "clock"
+_LISTED = "SELECT value FROM json_each(?)"  # numbers of jobs, as one value
 
 
 class QueueDatabase:
@@ -69,6 +78,12 @@ class QueueDatabase:
                         self._db.execute(statement)
                     self._db.execute(f"PRAGMA application_id={_APPLICATION}")
                     self._db.execute(f"PRAGMA user_version={VERSION}")
+        elif version < VERSION:
+            with self._transaction():
+                if self._pragma("user_version") == 1:  # nobody has done so meanwhile
+                    for statement in _FROM_VERSION_1:
+                        self._db.execute(statement, {"now": time.time()})
+                    self._db.execute(f"PRAGMA user_version={VERSION}")
 
     def close(self) -> None:
         with suppress(sqlite3.Error):
@@ -83,7 +98,7 @@ class QueueDatabase:
     def get(self, number: int) -> JobRecord:
         found = self.select("number = ?", [number])
         if not found:
-            raise ValueError(f"there is no job {number} in {self.path.parent}: gnnsys jobs list shows those there are")
+            raise self._no_job(number)
         return found[0]
 
     def select(self, where: str = "1", values: Sequence[Any] = ()) -> list[JobRecord]:
@@ -96,7 +111,7 @@ class QueueDatabase:
 
     def numbered(self, numbers: Iterable[int]) -> list[JobRecord]:
         """The jobs of these numbers, those that there are, in their order."""
-        return self.select("number IN (SELECT value FROM json_each(?))", [json.dumps(list(numbers))])
+        return self.select(f"number IN ({_LISTED})", [json.dumps(list(numbers))])
 
     def unended(self) -> list[tuple[int, JobState, bool]]:
         """Number, state and whether it is to be cancelled, of all jobs that wait or run: quick for thousands."""
@@ -114,8 +129,24 @@ class QueueDatabase:
 
     def set(self, settings: Mapping[str, Any]) -> None:
         with self._transaction():
-            for name, value in settings.items():
-                self._db.execute("INSERT OR REPLACE INTO settings VALUES (?, ?)", (name, json.dumps(value)))
+            self._set(settings)
+
+    def _set(self, settings: Mapping[str, Any]) -> None:
+        for name, value in settings.items():
+            self._db.execute("INSERT OR REPLACE INTO settings VALUES (?, ?)", (name, json.dumps(value)))
+
+    def clock(self) -> float:
+        """What the queue's clock showed when a service last wrote it down."""
+        return float(self.settings().get(_CLOCK, 0.0))
+
+    def keep_clock(self, seconds: float, arrived: Sequence[int] = ()) -> None:
+        """Writes it down, and that these jobs, which no service had seen, have come now."""
+        with self._transaction():
+            self._set({_CLOCK: seconds})
+            self._db.execute(
+                f"UPDATE jobs SET arrived=? WHERE number IN ({_LISTED}) AND arrived IS NULL",
+                (seconds, json.dumps(list(arrived))),
+            )
 
     def add(
         self, specs: Sequence[JobSpec], estimates: Sequence[SpecEstimate], is_sweep: bool, key: str | None
@@ -159,13 +190,39 @@ class QueueDatabase:
                 (JobState.QUEUED.value, JobState.RUNNING.value),
             )
 
-    def start(self, number: int, process: ProcessIdentity, reserved: int) -> int | None:
+    def name_device(self, device: str) -> None:
+        """Of what a queue of version 1 has measured: nobody wrote it down."""
+        with self._transaction():
+            self._db.execute("UPDATE jobs SET device=? WHERE device IS NULL AND attempt>0", (device,))
+            self._db.execute(
+                "INSERT OR IGNORE INTO settings SELECT ?, value FROM settings WHERE name=?",
+                (sharing_setting(device), _OLD_SHARING),
+            )
+            self._db.execute("DELETE FROM settings WHERE name=?", (_OLD_SHARING,))
+
+    def forget_measured(self, device: str) -> None:
+        """Of jobs that wait: what another device than this has measured of them, and that they had to be alone."""
+        with self._transaction():
+            self._db.execute(
+                "UPDATE jobs SET measured=NULL, is_alone=0 WHERE state=? AND attempt>0 AND device IS NOT ?",
+                (JobState.QUEUED.value, device),
+            )
+
+    def start(self, number: int, process: ProcessIdentity, reserved: int, device: str = "cpu") -> int | None:
         """The number of the attempt that begins; None where the job is no longer queued."""
         with self._transaction():
             self._db.execute(
-                "UPDATE jobs SET state=?, attempt=attempt+1, started=?, first_step=NULL, process=?, reserved=?"
-                " WHERE number=? AND state=? AND is_cancelling=0",
-                (JobState.RUNNING.value, time.time(), process.to_json(), reserved, number, JobState.QUEUED.value),
+                "UPDATE jobs SET state=?, attempt=attempt+1, started=?, first_step=NULL, process=?, reserved=?,"
+                " device=? WHERE number=? AND state=? AND is_cancelling=0",
+                (
+                    JobState.RUNNING.value,
+                    time.time(),
+                    process.to_json(),
+                    reserved,
+                    device,
+                    number,
+                    JobState.QUEUED.value,
+                ),
             )
             if self._changes() != 1:
                 return None
@@ -195,41 +252,52 @@ class QueueDatabase:
         measured: int | None = None,
     ) -> bool:  # fmt: skip
         """The one end of a job. False where this attempt is not the one that runs."""
-        return self._end(
-            "number=? AND attempt=? AND state=?", (number, attempt, JobState.RUNNING.value), number, state,
-            result or {}, error, measured,
-        )  # fmt: skip
-
-    def refuse(self, number: int, error: str) -> bool:
-        """A job that waits fails without having run."""
-        return self._end(
-            "number=? AND state=?", (number, JobState.QUEUED.value), number, JobState.FAILED, {}, error, None
-        )
-
-    def cancel(self, number: int) -> JobState:
-        """One that waits is cancelled at once, of one that runs the service is told. The state afterwards."""
         with self._transaction():
-            self._db.execute("UPDATE jobs SET is_cancelling=1 WHERE number=? AND ended IS NULL", (number,))
-        self._end("number=? AND state=?", (number, JobState.QUEUED.value), number, JobState.CANCELLED, {}, "", None)
-        return self.get(number).state
+            wanted = "SELECT number FROM jobs WHERE number=? AND attempt=? AND state=?"
+            return bool(self._end(wanted, (number, attempt, JobState.RUNNING.value), state, result, error, measured))
+
+    def refuse(self, numbers: Sequence[int], error: str) -> None:
+        """Jobs that wait fail without having run."""
+        with self._transaction():
+            self._end_waiting(numbers, JobState.FAILED, error)
+
+    def cancel(self, numbers: Sequence[int]) -> None:
+        """Those that wait are cancelled at once, of those that run the service is told: all in one transaction.
+
+        ValueError where one of them is not there: then none is cancelled. A write to the disk takes milliseconds, and
+        a transaction per job would take half a minute for thousands.
+        """
+        with self._transaction():
+            listed = [json.dumps(list(numbers))]
+            there = {
+                number for (number,) in self._db.execute(f"SELECT number FROM jobs WHERE number IN ({_LISTED})", listed)
+            }
+            for number in numbers:
+                if number not in there:
+                    raise self._no_job(number)
+            self._db.execute(f"UPDATE jobs SET is_cancelling=1 WHERE number IN ({_LISTED}) AND ended IS NULL", listed)
+            self._end_waiting(numbers, JobState.CANCELLED, "")
+
+    def _end_waiting(self, numbers: Sequence[int], state: JobState, error: str) -> None:
+        wanted = f"SELECT number FROM jobs WHERE number IN ({_LISTED}) AND state=?"
+        self._end(wanted, (json.dumps(list(numbers)), JobState.QUEUED.value), state, None, error, None)
 
     def _end(
-        self, where: str, values: Sequence[Any], number: int, state: JobState, result: Mapping[str, Any], error: str,
+        self, wanted: str, values: Sequence[Any], state: JobState, result: Mapping[str, Any] | None, error: str,
         measured: int | None,
-    ) -> bool:  # fmt: skip
-        now = time.time()
-        with self._transaction():
-            self._db.execute(
-                f"UPDATE jobs SET state=?, ended=?, process=NULL, result=?, error=?, measured=coalesce(?, measured)"
-                f" WHERE {where}",
-                (state.value, now, json.dumps(dict(result)), _storable(error), measured, *values),
-            )
-            if self._changes() != 1:
-                return False
-            self._db.execute(
-                "INSERT INTO endings SELECT number, attempt, state, ? FROM jobs WHERE number=?", (now, number)
-            )
-            return True
+    ) -> int:  # fmt: skip
+        """Ends the jobs that `wanted` selects, inside a transaction; how many."""
+        ending = [number for (number,) in self._db.execute(wanted, values)]
+        now, listed = time.time(), json.dumps(ending)
+        self._db.execute(
+            f"UPDATE jobs SET state=?, ended=?, process=NULL, result=?, error=?, measured=coalesce(?, measured)"
+            f" WHERE number IN ({_LISTED})",
+            (state.value, now, json.dumps(dict(result or {})), _storable(error), measured, listed),
+        )
+        self._db.execute(
+            f"INSERT INTO endings SELECT number, attempt, state, ? FROM jobs WHERE number IN ({_LISTED})", (now, listed)
+        )
+        return len(ending)
 
     def endings(self) -> dict[int, tuple[int, str]]:
         """The attempt and the state that each job has ended with."""
@@ -266,6 +334,9 @@ class QueueDatabase:
         except sqlite3.Error as error:
             raise self._problem(error) from error
 
+    def _no_job(self, number: int) -> ValueError:
+        return ValueError(f"there is no job {number} in {self.path.parent}: gnnsys jobs list shows those there are")
+
     def _problem(self, error: sqlite3.Error) -> Exception:
         """In words that name the remedy."""
         text, where = str(error), self.path.parent
@@ -293,6 +364,11 @@ class QueueLocked(TimeoutError):
 
 
 NOT_WRITTEN = (QueueDiskFull, QueueLocked)  # what a service tries again
+
+
+def sharing_setting(device: str) -> str:
+    """The setting that says which jobs gain nothing by running together on such a device."""
+    return f"sharing on {device}"
 
 
 def _storable(text: str) -> str:

@@ -26,7 +26,7 @@ from gnnsys.jobs.job_estimator import JobEstimator
 from gnnsys.jobs.job_record import JobState, JobTimes
 from gnnsys.jobs.job_starter import JobStarter
 from gnnsys.jobs.pace_keeper import PaceKeeper
-from gnnsys.jobs.policies import ContinuousPolicy, Policy, Room, SharingRecord, SharingWatch, find_policy
+from gnnsys.jobs.policies import ContinuousPolicy, Policy, Room, SharingWatch, find_policy
 from gnnsys.jobs.queue_database import NOT_WRITTEN
 from gnnsys.jobs.queue_folder import QueueFolder
 from gnnsys.jobs.script_process import ScriptProcess
@@ -83,7 +83,9 @@ class JobService:
         cores, log = len(os.sched_getaffinity(0)), self.folder.path / "workers.log"
         self.pool = WorkerPool(workers, self.device, threads or max(1, cores // workers), log, is_warm)
         shares_graphs = is_warm if shares_graphs is None else shares_graphs
-        self._queue = ServedQueue(self.folder, self.device, kind, self.room, uses_estimates, on_stage)
+        self._queue = ServedQueue(
+            self.folder, self.device, facts.model, kind, self.room, uses_estimates, on_stage
+        )  # fmt: skip
         self._shared = SharedDevice(self.folder.path, self.device, self.room, device_sharing, shares_graphs)
         self._estimator = JobEstimator(self._queue, log)
         self._starter = JobStarter(self._queue, chosen, self.pool, self._shared, self._paces)
@@ -101,8 +103,7 @@ class JobService:
         self._lock.take()
         try:
             self._queue.open()
-            if (known := self._queue.database.settings().get("sharing")) is not None:
-                self._watch.record = SharingRecord.from_json(known)
+            self._watch.record = self._queue.sharing_record()
             if self._said:
                 _log.warning("%s", self._said)
             self._recover()
@@ -176,6 +177,7 @@ class JobService:
             for job in self._queue.read_changes():
                 self._ender.cancel(job)
             self._write_ends()
+            self._queue.keep_clock()
             self._estimator.begin()
             self.pool.fill()
             self._starter.start_jobs()
@@ -214,7 +216,7 @@ class JobService:
         if changed:
             self._queue.company_changed()
         if self._watch.record is not before:
-            self._queue.database.set({"sharing": self._watch.record.as_json()})
+            self._queue.keep_sharing_record(self._watch.record)
 
     def _kill_workers(self) -> None:
         self._estimator.begin_again()

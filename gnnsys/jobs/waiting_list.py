@@ -5,6 +5,7 @@ Pure functions of the queue's records.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from gnnsys.jobs.job_history import JobHistory
@@ -40,10 +41,15 @@ def list_waiting(
                 continue
             is_alone, graphs = True, {}  # it fits without the margin: alone it has all there is
         found[job.number] = WaitingJob(
-            number=job.number, memory=room.capacity if is_alone or memory is None else memory, submitted=job.submitted,
+            number=job.number, memory=room.capacity if is_alone or memory is None else memory, submitted=arrival(job),
             seconds=history.seconds(job), graphs=graphs, is_alone=is_alone, kind=job.kind,
         )  # fmt: skip
     return found, too_large
+
+
+def arrival(job: JobRecord) -> float:
+    """By the queue's clock. Of a job that no service has seen it is yet to come."""
+    return math.inf if job.arrived is None else job.arrived
 
 
 def _margin(job: JobRecord, memory: int) -> int:

@@ -24,7 +24,7 @@ from typing import Any
 from gnnsys.comm import end_with_parent
 from gnnsys.jobs.fresh_state import FreshState
 from gnnsys.jobs.graph_holder import GraphHolderLost
-from gnnsys.jobs.job_memory import check_call, estimate_spec, too_large
+from gnnsys.jobs.job_memory import check_call, estimate_spec, has_profile, too_large
 from gnnsys.jobs.job_record import SpecEstimate
 from gnnsys.jobs.job_spec import JobSpec
 from gnnsys.jobs.memory_cap import MemoryCap
@@ -113,14 +113,17 @@ class JobWorker:
 
     def _estimate(self, order: Mapping[str, Any]) -> None:
         spec = JobSpec.from_json(order["spec"])
-        self._fresh.restore(spec.folder, spec.environment)
-        found, refusal, needed = SpecEstimate(how="unknown"), "", 0
+        found, refusal, needed = SpecEstimate(), "", 0
         factor, capacity = float(order["factor"]), int(order["capacity"])
         try:
+            self._fresh.restore(spec.folder, spec.environment)
             check_call(spec)
-            found = estimate_spec(spec, order["kind"])
+            if has_profile(order["kind"]):
+                found = estimate_spec(spec, order["kind"])
         except ValueError as error:
-            refusal = _one_line(error)
+            refusal = " ".join(str(error).split())[:2000]
+        except OSError as error:  # its folder is gone
+            found = SpecEstimate(how="unknown", why=_one_line(error))
         if found.num_bytes is not None and found.how == "traced":
             needed = int(found.num_bytes * factor) + sum(found.graphs.values())
         if needed > capacity:

@@ -114,6 +114,11 @@ class WorkerProcess:
         return int(process.returncode if process.returncode is not None else -1)
 
 
+def ending_words(code: int) -> str:
+    """How a process has ended: "with exit code 3", or "by signal 9"."""
+    return f"by signal {-code}" if code < 0 else f"with exit code {code}"
+
+
 def _answer(line: bytes) -> dict[str, Any] | None:
     """None where a job has written to the pipe what is no answer."""
     try:

@@ -136,6 +136,17 @@ def dies(number: int = 9, at: str = "") -> TrainingJob:
     return linear(after=after)
 
 
+def ends_process(code: int = 3, at: str = "") -> TrainingJob:
+    """At once, without a word; a process that it leaves holds its pipes open and writes its number to `at`."""
+    if at and os.fork() == 0:
+        Path(at).write_text(str(os.getpid()))
+        time.sleep(600)
+        os._exit(0)
+    while at and not Path(at).exists():
+        time.sleep(0.005)
+    os._exit(code)
+
+
 def crashes() -> TrainingJob:
     print("about to crash")
     os.kill(os.getpid(), signal.SIGSEGV)
@@ -186,6 +197,16 @@ def evaluates(kind: str) -> TrainingJob:
         return {"score": np.float32(0.5), "count": np.int64(3), "array": torch.tensor([2.0])}
 
     return replace(made, evaluate=evaluate)
+
+
+def meets(at: str, number: int, count: int, num_rows: int = 8) -> TrainingJob:
+    """Waits until so many of its kind have been called: all of them at the same time, the first time."""
+    (Path(at) / f"{number}.met").touch()
+    deadline = time.monotonic() + 60.0
+    while len(list(Path(at).glob("*.met"))) < count:
+        assert time.monotonic() < deadline, "the others do not come"
+        time.sleep(0.005)
+    return rows(num_rows, num_rows)
 
 
 def notes_calls(at: str, seed: int = 0, other: int = 0) -> TrainingJob:

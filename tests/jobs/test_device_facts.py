@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -93,3 +94,8 @@ def test_the_default_is_a_gpu_that_answers_and_that_torch_is_built_for(problem, 
     if problem == "driver":
         with pytest.raises(ValueError, match=r"cuda:0 cannot be used \(its driver does not answer within 120 s\)"):
             DeviceFacts.ask("cuda:0")
+
+
+def test_devices_are_told_from_each_other_by_the_name_their_driver_gives():
+    assert T1000.model == "NVIDIA T1000 8GB" == replace(T1000, device="cuda:1").model
+    assert DeviceFacts.ask("cpu").model == "cpu"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gnnsys.jobs import JobService, JobState, Queue
 from gnnsys.jobs.job_history import ENOUGH_JOBS, MOST_FACTOR, JobHistory
-from gnnsys.jobs.job_memory import FIRST_FACTOR
+from gnnsys.jobs.job_memory import FIRST_FACTOR, estimate_spec
 from gnnsys.jobs.policies import Room
 from gnnsys.jobs.waiting_list import list_waiting
 from tests.jobs.queue_jobs import FOLDER, NAME
@@ -19,29 +19,29 @@ def test_the_safety_factor_is_a_percentile_once_enough_jobs_were_measured(queue:
     from dataclasses import replace
 
     number = submit(queue, "linear")
-    job = replace(queue.show(number), state=JobState.DONE, estimate="traced", estimated=100 << 20)
+    job = replace(queue.show(number), state=JobState.DONE, estimate="traced", estimated=100 << 20, device="cpu")
     ended = [replace(job, measured=(100 + each) << 20) for each in range(ENOUGH_JOBS)]
-    assert JobHistory(ended[:-1]).factor == FIRST_FACTOR and JobHistory(ended).factor == 1.19
+    assert JobHistory("cpu", ended[:-1]).factor == FIRST_FACTOR and JobHistory("cpu", ended).factor == 1.19
     small = [replace(each, estimated=1 << 10) for each in ended]
-    assert JobHistory(small).factor == FIRST_FACTOR, "what libraries take hides what these take"
-    assert JobHistory([replace(each, measured=1 << 20) for each in ended]).factor == 1.0
+    assert JobHistory("cpu", small).factor == FIRST_FACTOR, "what libraries take hides what these take"
+    assert JobHistory("cpu", [replace(each, measured=1 << 20) for each in ended]).factor == 1.0
     far = replace(job, measured=900 << 20)
-    assert JobHistory([*ended, far]).factor == MOST_FACTOR, "one that is far off is no reason to refuse others"
-    assert JobHistory([*ended, replace(far, is_alone=True)]).factor == 1.19
+    assert JobHistory("cpu", [*ended, far]).factor == MOST_FACTOR, "one that is far off is no reason to refuse others"
+    assert JobHistory("cpu", [*ended, replace(far, is_alone=True)]).factor == 1.19
 
 
 def test_what_fits_without_its_margin_runs_alone_and_what_does_not_is_too_large(queue: Queue):
     from dataclasses import replace
 
     job = replace(queue.show(submit(queue, "linear")), estimate="traced", estimated=95)
-    waiting, refused = list_waiting([job], JobHistory(), Room(capacity=100, workers=2))
+    waiting, refused = list_waiting([job], JobHistory("cpu"), Room(capacity=100, workers=2))
     assert waiting[job.number].is_alone and waiting[job.number].memory == 100 and not refused
-    like = replace(job, state=JobState.DONE, estimate="unknown", estimated=None, measured=95)
+    like = replace(job, state=JobState.DONE, estimate="unknown", estimated=None, measured=95, device="cpu")
     waiting, refused = list_waiting(
-        [replace(job, estimated=None, estimate="unknown")], JobHistory([like]), Room(capacity=100, workers=2)
+        [replace(job, estimated=None, estimate="unknown")], JobHistory("cpu", [like]), Room(capacity=100, workers=2)
     )
     assert waiting[job.number].is_alone and not refused
-    assert list_waiting([replace(job, estimated=101)], JobHistory(), Room(capacity=100, workers=2))[1] == {
+    assert list_waiting([replace(job, estimated=101)], JobHistory("cpu"), Room(capacity=100, workers=2))[1] == {
         job.number: 117
     }
 
@@ -54,7 +54,7 @@ def test_a_job_that_must_be_alone_lets_those_go_first_that_came_before_it_and_ar
     queued = [replace(first, estimate=""), unknown, replace(third, estimate="")]
 
     def could_start() -> list[int]:
-        return list(list_waiting(queued, JobHistory(), Room(capacity=100, workers=2))[0])
+        return list(list_waiting(queued, JobHistory("cpu"), Room(capacity=100, workers=2))[0])
 
     assert could_start() == []
     queued[0] = replace(first, **known)
@@ -88,7 +88,7 @@ def test_jobs_that_differ_in_their_seed_alone_are_estimated_once(queue: Queue, t
     assert len({job.memory for job in ended}) == 1 and all(job.state is JobState.DONE for job in ended)
 
 
-def test_a_submitted_sweep_is_estimated_once_per_setting(queue: Queue, tmp_path: Path, monkeypatch):
+def test_a_submitted_sweep_is_estimated_once_per_setting(queue: Queue, forked_workers, tmp_path: Path, monkeypatch):
     monkeypatch.chdir(FOLDER)
     with JobService(queue.folder.path, shares_graphs=False, is_warm=False):
         pass  # which leaves what it has
@@ -113,3 +113,50 @@ def test_what_no_process_could_call_fails_without_having_run_and_others_go_on(qu
     assert ended[good].state is JobState.DONE
     for number, said in wrong.items():
         assert (ended[number].state, ended[number].attempts) == (JobState.FAILED, 0) and said in ended[number].error
+
+
+def test_a_function_that_ends_its_process_is_said_to_when_it_is_estimated_and_when_it_runs(queue: Queue, logged):
+    number = submit(queue, "ends_process", {"code": 5})
+    good = submit(queue, "linear")
+    with service(queue.folder.path) as running:
+        ended = {job.number: job for job in running.run_until_empty(DEADLINE)}
+    said = f"job {number} runs alone, its memory was not to be estimated: it ended its process with exit code 5"
+    assert logged.count(said) == 1
+    assert ended[number].state is JobState.FAILED and ended[good].state is JobState.DONE
+    assert ended[number].error == "its process died 3 times, the last time with exit code 5: see gnnsys jobs logs"
+
+
+def test_several_are_estimated_at_once_each_once_and_one_that_goes_wrong_disturbs_no_other(
+    queue: Queue, tmp_path: Path, logged: list[str]
+):
+    sizes = {submit(queue, "meets", {"at": str(tmp_path), "number": n, "count": 3, "num_rows": 1000 * n}): n
+             for n in (1, 2, 3)}  # fmt: skip
+    hangs = submit(queue, "is_never_made", {"at": str(tmp_path / "begun")})
+    ends = submit(queue, "ends_process")
+    noted = [submit(queue, "notes_calls", {"at": str(tmp_path / "calls"), "other": n}) for n in range(5)]
+    alone = {number: estimate_spec(queue.show(number).spec, "cpu").num_bytes for number in noted}
+    (tmp_path / "calls").unlink()
+    known = [*sizes, ends, *noted]
+    with service(queue.folder.path, policy=lambda waiting, running, room, now: []) as running:
+        running._estimator._most = 4  # as on a machine with many cores
+        run_until(running, lambda: all(queue.show(number).estimate for number in known))
+        run_until(running, (tmp_path / "begun").exists)
+        assert not queue.show(hangs).estimate and len(running._estimator.pool.everyone()) <= 4
+        queue.cancel(hangs)
+        run_until(running, lambda: not running._estimator._under_way)
+    assert sorted((tmp_path / "calls").read_text().split()[1::2]) == [str(n) for n in range(5)], "each of them once"
+    assert {number: queue.show(number).estimated for number in noted} == alone
+    found = [queue.show(number).estimated or 0 for number in sizes]
+    assert 0 < found[0] < found[1] < found[2], "no two were taken for each other"
+    assert queue.show(ends).estimate == "unknown" and len(logged) == 1
+
+
+def test_a_job_whose_folder_is_gone_is_said_to_when_it_is_estimated(queue: Queue, tmp_path: Path, logged: list[str]):
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    number = queue.submit(f"{NAME}:linear", folder=folder)
+    folder.rmdir()
+    with service(queue.folder.path) as running:
+        (ended,) = running.run_until_empty(DEADLINE)
+    assert ended.state is JobState.FAILED and f"No such file or directory: '{folder}'" in ended.error
+    assert len(logged) == 1 and logged[0].startswith(f"job {number} runs alone") and str(folder) in logged[0]

@@ -18,6 +18,7 @@ from gnnsys.jobs.process_identity import ProcessIdentity
 from gnnsys.jobs.queue_database import VERSION, QueueDatabase
 from tests.jobs.queue_jobs import FOLDER, NAME
 from tests.support.limits import files_up_to
+from tests.support.processes import alive, await_true
 
 JOB = f"{NAME}:job"
 THIS = ProcessIdentity.of(os.getpid())
@@ -67,7 +68,8 @@ def test_a_job_ends_once_and_a_late_attempt_changes_nothing(tmp_path: Path):
     assert not database.finish(number, 1, JobState.DONE) and database.get(number).state is JobState.RUNNING
     assert database.finish(number, 2, JobState.DONE, result={"loss": 1.0})
     assert not database.finish(number, 2, JobState.FAILED) and not database.requeue(number, 2)
-    assert database.cancel(number) is JobState.DONE and database.endings() == {number: (2, "done")}
+    database.cancel([number])
+    assert database.get(number).state is JobState.DONE and database.endings() == {number: (2, "done")}
     assert database.get(number).result == {"loss": 1.0}
 
 
@@ -75,6 +77,38 @@ def test_a_job_that_waits_is_cancelled_at_once_and_never_starts(queue: Queue):
     number = queue.submit(JOB)
     assert queue.cancel(number) == [JobState.CANCELLED] and THIS is not None
     assert queue._database.start(number, THIS, 1) is None
+
+
+def test_many_jobs_are_cancelled_by_one_write(queue: Queue):
+    numbers = queue.sweep(JOB, {"lr": list(range(500))})
+    assert THIS is not None and queue._database.start(numbers[7], THIS, 1) == 1
+    statements: list[str] = []
+    queue._database._db.set_trace_callback(statements.append)
+    states = queue.cancel(numbers[::-1])
+    assert [statement for statement in statements if statement == "COMMIT"] == ["COMMIT"]
+    assert states.count(JobState.CANCELLED) == 499 and states[-8] is JobState.RUNNING
+    assert queue._database.endings() == {number: (0, "cancelled") for number in numbers if number != numbers[7]}
+    assert queue.show(numbers[7]).is_cancelling and queue.cancel(numbers) == states[::-1]
+    assert queue._database.finish(numbers[7], 1, JobState.CANCELLED) and len(queue._database.endings()) == 500
+
+
+def test_of_jobs_that_are_cancelled_together_all_are_or_none(queue: Queue):
+    numbers = queue.sweep(JOB, {"lr": list(range(200))})
+    with pytest.raises(ValueError, match="there is no job 777 in"):
+        queue.cancel([*numbers, 777])
+    size = max(path.stat().st_size for path in queue.folder.path.iterdir() if path.is_file())
+    with files_up_to(size + 4096), pytest.raises(QueueDiskFull):
+        queue.cancel(numbers)
+    assert {job.state for job in queue.list()} == {JobState.QUEUED} and not queue._database.endings()
+    assert not any(job.is_cancelling for job in queue.list())
+    assert set(queue.cancel(numbers)) == {JobState.CANCELLED}
+
+
+def test_a_sweep_is_cancelled_by_the_number_it_began_with(queue: Queue, capsys):
+    other, *numbers = [queue.submit(JOB), *queue.sweep(JOB, {"lr": [1, 2]})]
+    assert main(["jobs", "cancel", "--queue", str(queue.folder.path), "--sweep", str(numbers[0])]) == 0
+    assert capsys.readouterr().out == "".join(f"job {number}: cancelled\n" for number in numbers)
+    assert queue.show(other).state is JobState.QUEUED
 
 
 def test_a_full_disk_leaves_the_queue_whole(queue: Queue):
@@ -130,6 +164,8 @@ def test_a_database_that_is_no_queue_is_refused(tmp_path: Path):
         (["show", "9" * 30], "there is no job 999"),
         (["show", "77"], "there is no job 77 in"),
         (["cancel", "77"], "gnnsys jobs list shows those there are"),
+        (["cancel"], "give the numbers of jobs, or --sweep"),
+        (["cancel", "--sweep", "77"], "no sweep began with job 77"),
         (["list", "--state", "odd"], "a state is one of queued, running"),
         (["serve", "--capacity", "900000G"], "the capacity must be at most"),
         (["serve", "--device", "tpu"], "device must be cpu or cuda"),
@@ -161,7 +197,7 @@ def test_words_of_a_script_stand_behind_options(queue: Queue, tmp_path: Path, ca
         assert said in capsys.readouterr().err
 
 
-def test_what_no_process_could_call_is_refused_where_a_service_has_run(queue: Queue, monkeypatch):
+def test_what_no_process_could_call_is_refused_where_a_service_has_run(queue: Queue, forked_workers, monkeypatch):
     monkeypatch.chdir(FOLDER)
     with JobService(queue.folder.path, shares_graphs=False, is_warm=False):
         pass  # which leaves what it has
@@ -169,15 +205,49 @@ def test_what_no_process_could_call_is_refused_where_a_service_has_run(queue: Qu
         queue.submit(JOB, {"hiden": 8})
     with pytest.raises(ValueError, match="has no function 'jbo'"):
         queue.submit(f"{NAME}:jbo")
+    with pytest.raises(ValueError, match="has no function 'jbo'"):
+        queue.submit(f"{NAME}:jbo", folder=FOLDER, environment={"PYTHONPATH": "/elsewhere"})
     assert not queue.list()
-    queue.submit(f"{NAME}:jbo", environment={"PYTHONPATH": "/elsewhere"})
 
 
-def test_a_function_that_ends_its_process_by_sys_exit_ends_not_who_submits_it(queue: Queue, monkeypatch):
+def test_a_function_that_ends_its_process_by_sys_exit_ends_not_who_submits_it(
+    queue: Queue, forked_workers, monkeypatch
+):
     monkeypatch.chdir(FOLDER)
     with JobService(queue.folder.path, shares_graphs=False, is_warm=False):
         pass  # which leaves what it has
     assert queue.show(queue.submit(f"{NAME}:exits")).estimate == "unknown"
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_function_that_ends_its_process_at_once_is_submitted_and_said_to_in_one_line(
+    queue: Queue, forked_workers, tmp_path: Path, logged, leaves: bool
+):
+    with JobService(queue.folder.path, shares_graphs=False, is_warm=False):
+        pass  # which leaves what it has
+    given = {"at": str(tmp_path / "left")} if leaves else {"code": 0}
+    number = queue.submit(f"{NAME}:ends_process", given, folder=FOLDER)
+    assert queue.show(number).estimate == "unknown"
+    why = f"it ended its process with exit code {3 if leaves else 0}"
+    assert logged == [f"{NAME}:ends_process will run alone, its memory was not to be estimated: {why}"]
+    assert queue.show(queue.submit(f"{NAME}:linear", folder=FOLDER)).estimate == "traced", "another process does it"
+    if leaves:
+        await_true(lambda: not alive(int((tmp_path / "left").read_text())), "the end of what it has started")
+
+
+def test_a_function_that_leaves_a_thread_or_takes_for_ever_holds_up_no_later_estimate(
+    queue: Queue, forked_workers, tmp_path: Path, monkeypatch, logged
+):
+    with JobService(queue.folder.path, shares_graphs=False, is_warm=False):
+        pass  # which leaves what it has
+    queue.submit(f"{NAME}:leaves_thread", folder=FOLDER)
+    queue.submit(f"{NAME}:linear", folder=FOLDER)
+    monkeypatch.setattr("gnnsys.jobs.submit_estimator.ESTIMATE_SECONDS", 0.0)
+    queue.submit(f"{NAME}:is_never_made", {"at": str(tmp_path / "begun")}, folder=FOLDER)
+    monkeypatch.undo()
+    queue.submit(f"{NAME}:linear", folder=FOLDER)
+    assert [job.estimate for job in queue.list()] == ["traced", "traced", "unknown", "traced"]
+    assert "that takes longer than 0 s" in logged[-1]
 
 
 def test_a_queue_that_is_not_there_is_named(tmp_path: Path, capsys):
@@ -199,7 +269,9 @@ def test_two_services_on_one_folder_are_refused(queue: Queue):
         pass  # the first has gone
 
 
-def test_a_job_too_large_is_refused_when_submitted_with_the_batch_size_that_fits(queue: Queue, monkeypatch):
+def test_a_job_too_large_is_refused_when_submitted_with_the_batch_size_that_fits(
+    queue: Queue, forked_workers, monkeypatch
+):
     monkeypatch.chdir(FOLDER)
     with JobService(queue.folder.path, capacity=200_000, shares_graphs=False, is_warm=False):
         pass  # which leaves what it has

@@ -63,7 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for each in (show, logs):
         each.add_argument("job", type=int, metavar="JOB")
     show.add_argument("--json", action="store_true", help="as JSON")
-    cancel.add_argument("jobs", type=int, nargs="+", metavar="JOB")
+    cancel.add_argument("jobs", type=int, nargs="*", metavar="JOB")
+    cancel.add_argument("--sweep", type=int, metavar="JOB", help="all of the sweep that began with this job")
     wait.add_argument("jobs", type=int, nargs="*", metavar="JOB", help="(default: all)")
     wait.add_argument("--timeout", type=float, metavar="SECONDS", help="(default: none)")
     _add_serve_options(action("serve", "run the jobs, until it is interrupted"))
@@ -171,8 +172,16 @@ def _logs(args: argparse.Namespace, queue: Queue) -> int:
 
 
 def _cancel(args: argparse.Namespace, queue: Queue) -> int:
-    states = queue.cancel(args.jobs)
-    for number, state in zip(args.jobs, states, strict=True):
+    numbers = list(args.jobs)
+    if args.sweep is not None:
+        found = [job.number for job in queue.list(sweep=args.sweep)]
+        if not found:
+            raise ValueError(f"no sweep began with job {args.sweep}: gnnsys jobs show JOB says of which a job is")
+        numbers += found
+    if not numbers:
+        raise ValueError("nothing to cancel: give the numbers of jobs, or --sweep with the first number of a sweep")
+    states = queue.cancel(numbers)
+    for number, state in zip(numbers, states, strict=True):
         print(f"job {number}: {'is asked to end' if state == 'running' else state}")
     return 0
 

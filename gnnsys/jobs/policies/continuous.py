@@ -45,7 +45,7 @@ class ContinuousPolicy:
             raise ValueError(f"patience and stretch must not be negative, got {self.patience} and {self.stretch}")
 
     def due_at(self, job: WaitingJob) -> float:
-        """When a job has waited for long, by the service's clock."""
+        """When a job has waited for long, by the queue's clock."""
         return job.submitted + max(self.patience, self.stretch * (job.seconds or 0.0))
 
     def latest_start(self, job: WaitingJob, ahead: int, longest: float) -> float:

@@ -18,7 +18,7 @@ class WaitingJob:
 
     `graphs`: bytes of the graphs it reads, by name: jobs that run together have one copy of each. `seconds`: how long
     it is thought to run alone, None where nothing is known. `submitted`, and of a job that runs `started`: seconds of
-    the service's clock.
+    the queue's clock, which nobody sets and which stands while no service runs.
     """
 
     number: int
