@@ -270,6 +270,7 @@ def forges(at: str) -> TrainingJob:
                 os.write(number, ("\n".join(answers) + "\n").encode())
             except OSError:
                 continue
+        signal.pause()  # until it is killed for that
     return linear()
 
 

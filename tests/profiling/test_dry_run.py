@@ -57,24 +57,25 @@ from gnnsys.store.in_flight import InFlightWindow
 depth, changed, entered, landed = DEPTH, threading.Condition(), [0], [0]
 enter, land = InFlightWindow.enter, InFlightWindow.land
 
-def meet(mine, others, least):  # counts one up when so many others were counted
+def meet(mine, others, least, work):  # when so many others are done: does the work, then counts it as done
     with changed:
         if least <= 12:
             assert changed.wait_for(lambda: others[0] >= least, 60), "a loader has no room for so many"
+        work()
         mine[0] += 1
         changed.notify_all()
 
 def gated_enter(window, flight, legs):
     if entered[0] < 12:
-        meet(entered, landed, entered[0] - depth)
+        meet(entered, landed, entered[0] - depth, lambda: enter(window, flight, legs))
     else:
-        entered[0] += 1
-    enter(window, flight, legs)
+        enter(window, flight, legs)
 
 def gated_land(window, flight):
     if landed[0] + depth < 12:
-        meet(landed, entered, landed[0] + 1 + depth)
-    land(window, flight)
+        meet(landed, entered, landed[0] + 1 + depth, lambda: land(window, flight))
+    else:
+        land(window, flight)
 
 InFlightWindow.enter, InFlightWindow.land = gated_enter, gated_land
 """
