@@ -25,6 +25,7 @@ from gnnsys.loader.neighbor_loader import NeighborLoader
 from gnnsys.loader.options import PipelineOptions
 from gnnsys.loader.padding import PadSizes
 from gnnsys.loader.run_trace import RunTrace
+from gnnsys.loader.same_options import SameOptions
 from gnnsys.loader.sampled import Inputs, Sampled
 from gnnsys.loader.sampling_options import check_times
 from gnnsys.loader.schedule import Schedule, Ticket
@@ -71,6 +72,7 @@ __all__ = [
     "PadSizes",
     "PipelineOptions",
     "RunTrace",
+    "SameOptions",
     "Sampled",
     "SamplerPeers",
     "Schedule",
