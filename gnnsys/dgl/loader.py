@@ -14,9 +14,29 @@ from gnnsys.dgl.parts import PartsStructure
 from gnnsys.dgl.sampler import NeighborSampler
 from gnnsys.dgl.structure import DglStructure
 from gnnsys.dgl.subgraphs import InducedSampler
-from gnnsys.loader import Batch, LoadingWork, NeighborLoader, SubgraphLoader, default_num_threads, resolve
+from gnnsys.loader import (
+    Batch,
+    LoadingWork,
+    NeighborLoader,
+    SubgraphLoader,
+    check_seed,
+    default_num_threads,
+    knows_words,
+    resolve,
+    words_of,
+)
 from gnnsys.pipeline import OfThisProcess
 from gnnsys.seeds import Share
+
+_INSTEAD = {
+    **dict.fromkeys(
+        words_of(torch.utils.data.DataLoader.__init__),
+        "it is torch's, for worker processes and samplers that are not used here: leave it away",
+    ),
+    "prefetch_factor": "write prefetch, the number of finished batches that may wait",
+    "num_threads": "write num_workers, which is the number of threads",
+    "gpu_cache": "features stay in host memory: leave it away",
+}
 
 
 class DataLoader:
@@ -34,6 +54,7 @@ class DataLoader:
     features, and `indices` may be this rank's share (`gnnsys.split`) or the name of a mask.
     """
 
+    @knows_words(instead=_INSTEAD)
     def __init__(
         self,
         graph: Any,
@@ -65,6 +86,7 @@ class DataLoader:
             raise ValueError(f"shuffle must be True or False, got {shuffle!r}: gnnsys.NeighborLoader has others")
         if use_uva:
             raise ValueError("use_uva is not supported: graph and features stay in host memory, leave it False")
+        ddp_seed = check_seed(ddp_seed, "ddp_seed")
         self._of_this_process = OfThisProcess(type(self).__name__)
         self.graph = graph
         self.graph_sampler = graph_sampler

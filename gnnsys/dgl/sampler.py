@@ -14,6 +14,7 @@ from gnnsys.dgl.feature_names import Names, Prefetched
 from gnnsys.dgl.parts import PartsStructure
 from gnnsys.dgl.structure import DglStructure
 from gnnsys.graph import NodeType
+from gnnsys.loader import knows_words
 from gnnsys.sampling import Block, DistGraph, SampleKey, Sampler
 
 
@@ -24,6 +25,7 @@ class NeighborSampler(dgl.dataloading.BlockSampler):
     drawn from torch's generator, so `torch.manual_seed` repeats a run.
     """
 
+    @knows_words()
     def __init__(
         self,
         fanouts: Sequence[int | Mapping[Any, int]],

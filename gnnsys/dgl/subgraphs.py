@@ -23,7 +23,7 @@ from gnnsys.dgl.feature_names import Names, Prefetched
 from gnnsys.dgl.sampler import draw_key
 from gnnsys.dgl.structure import DglStructure
 from gnnsys.graph import EDGE, NODE, Graph, as_ids
-from gnnsys.loader import Batch, NeighborLoader, SubgraphLoader
+from gnnsys.loader import Batch, NeighborLoader, SubgraphLoader, knows_words
 from gnnsys.ops import CSC
 from gnnsys.partition import Clustering
 from gnnsys.sampling import (
@@ -105,6 +105,7 @@ class ClusterGCNSampler(InducedSampler):
 
     on_parts = "gnnsys.SubgraphLoader(graph, gnnsys.sampling.ClusterSampler(graph))"
 
+    @knows_words()
     def __init__(
         self,
         g: Any,
@@ -187,6 +188,7 @@ class SAINTSampler(InducedSampler):
 
     on_parts = "gnnsys.SubgraphLoader(graph, gnnsys.sampling.SaintWalkSampler(graph, ...))"
 
+    @knows_words()
     def __init__(
         self,
         mode: str,
@@ -256,6 +258,7 @@ class ShaDowKHopSampler(InducedSampler):
 
     on_parts = "gnnsys.NeighborLoader(graph, sampler=gnnsys.sampling.ShadowSampler(graph, [10, 5]))"
 
+    @knows_words()
     def __init__(
         self,
         fanouts: Sequence[int | Mapping[Any, int]],

@@ -13,6 +13,7 @@ from gnnsys.loader.given_links import edge_index_of, named_links, resolve_inputs
 from gnnsys.loader.hard_negatives import HardNegatives, ScoredNegatives
 from gnnsys.loader.identity import NAME, check_made_of, check_sampling, checksum, graph_identity, plain
 from gnnsys.loader.in_turn import BatchInTurn, KeptSamples, in_turn
+from gnnsys.loader.known_words import knows_words, words_of
 from gnnsys.loader.link_inputs import make_seeder
 from gnnsys.loader.link_loader import LinkNeighborLoader
 from gnnsys.loader.link_seeds import LinkSeeder, LinkSeeds
@@ -22,7 +23,7 @@ from gnnsys.loader.local_negatives import LocalNegatives
 from gnnsys.loader.negative_kinds import Drawn, LinkEnd, NegativeKind, NegativesWanted, NodeDrawer
 from gnnsys.loader.negatives import NegativeSampling, negative_stream
 from gnnsys.loader.neighbor_loader import NeighborLoader
-from gnnsys.loader.options import PipelineOptions
+from gnnsys.loader.options import PipelineOptions, check_seed
 from gnnsys.loader.padding import PadSizes
 from gnnsys.loader.run_trace import RunTrace
 from gnnsys.loader.same_options import SameOptions
@@ -86,6 +87,7 @@ __all__ = [
     "check_link_weights",
     "check_made_of",
     "check_sampling",
+    "check_seed",
     "check_times",
     "checksum",
     "default_num_threads",
@@ -93,6 +95,7 @@ __all__ = [
     "graph_identity",
     "in_turn",
     "induced",
+    "knows_words",
     "make_seeder",
     "named_links",
     "negative_stream",
@@ -101,4 +104,5 @@ __all__ = [
     "resolve_inputs",
     "reverse_of",
     "supervision_edges",
+    "words_of",
 ]

@@ -24,6 +24,14 @@ def check_count(name: str, value: Any, least: int) -> int:
     return count
 
 
+def check_seed(seed: Any, name: str = "seed") -> int:
+    """A whole number of any size and sign; ValueError for anything else."""
+    try:
+        return index(seed)
+    except TypeError:
+        raise ValueError(f"{name} must be a whole number, got {seed!r}") from None
+
+
 @dataclass(frozen=True, kw_only=True)
 class PipelineOptions:
     """Threads and depths by stage name; what is left out follows from `num_threads` and `prefetch` of the loader.

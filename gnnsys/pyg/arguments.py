@@ -9,14 +9,28 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, NodeSamplerInput
 
+import gnnsys.loader
 from gnnsys.graph import EDGE, NODE, Graph, as_links, ids_or_mask, some
-from gnnsys.loader import check_link_weights, check_times, edge_index_of
+from gnnsys.loader import check_link_weights, check_times, edge_index_of, words_of
 from gnnsys.pyg.sampler import NeighborSampler
 from gnnsys.seeds import Share
 
+_OF_OURS = ("guide", "execution")  # which a user of our own loaders may well expect here
+TORCH_WORDS = (*words_of(torch.utils.data.DataLoader.__init__), *_OF_OURS)
+PYG_WORDS = (*TORCH_WORDS, "custom_cls", "input_id")
+INSTEAD = {
+    **dict.fromkeys(
+        [*words_of(gnnsys.loader.NeighborLoader.__init__), *words_of(gnnsys.loader.LinkNeighborLoader.__init__)],
+        "it is an argument of gnnsys's own loaders, gnnsys.NeighborLoader say, whose batches PyG's layers take as well",
+    ),
+    "device": "batches are made on the host: write batch.to(device), or use gnnsys.NeighborLoader, which takes device",
+    "num_threads": "write num_workers, which is the number of threads",
+    "prefetch": "write prefetch_factor",
+}
+
 
 def check_kwargs(kwargs: dict[str, Any]) -> None:
-    for name in ("guide", "execution"):
+    for name in _OF_OURS:
         if name in kwargs:
             raise ValueError(
                 f"PyG-style loaders take no {name}: use gnnsys.NeighborLoader or gnnsys.LinkNeighborLoader, whose "

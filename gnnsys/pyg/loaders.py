@@ -18,8 +18,10 @@ from torch_geometric.sampler.base import SubgraphType
 
 from gnnsys.comm import use_context
 from gnnsys.graph import EdgeType
-from gnnsys.loader import Names
+from gnnsys.loader import Names, knows_words
 from gnnsys.pyg.arguments import (
+    INSTEAD,
+    PYG_WORDS,
     check_kwargs,
     check_links,
     check_nodes,
@@ -44,6 +46,7 @@ class NeighborLoader(ThreadedLoader, torch_geometric.loader.NeighborLoader):
     `fetch` names the arrays that batches have, and floats travel between machines as `wire_dtype`.
     """
 
+    @knows_words(PYG_WORDS, instead=INSTEAD)
     def __init__(
         self,
         data: Any,
@@ -141,6 +144,7 @@ class LinkNeighborLoader(ThreadedLoader, torch_geometric.loader.LinkNeighborLoad
     have it beside `edge_label`, with ones for negatives; of triplets there is one for each of `dst_pos_index`.
     """
 
+    @knows_words(PYG_WORDS, instead=INSTEAD)
     def __init__(
         self,
         data: Any,

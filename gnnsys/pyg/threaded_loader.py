@@ -24,6 +24,7 @@ from gnnsys.loader import (
     SameOptions,
     check_made_of,
     check_sampling,
+    check_seed,
     default_num_threads,
     graph_identity,
     plain,
@@ -73,7 +74,7 @@ class ThreadedLoader(torch.utils.data.DataLoader):
         `own_values`: arguments with one value per input, such as times.
         """
         self._of_this_process = OfThisProcess(type(self).__name__)
-        self.seed = seed
+        self.seed = None if seed is None else check_seed(seed)
         self.progress: Epoch | None = None
         self._running: Running | None = None  # with persistent workers
         self._resume: dict[str, Any] | None = None

@@ -275,3 +275,38 @@ def test_a_mask_given_as_integers_is_refused_when_our_loader_is_made():
     for given in (mask.long(), mask.int(), {"_N": mask.long()}):
         with pytest.raises(ValueError, match=r"all 0 or 1.*write mask.bool\(\)"):
             ours.DataLoader(g, given, ours.NeighborSampler([2]), batch_size=5)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"batchsize": 2}, r"takes no 'batchsize': did you mean 'batch_size'\?"),
+        ({"prefetch_factor": 2}, "takes no 'prefetch_factor': write prefetch"),
+        ({"worker_init_fn": print}, "takes no 'worker_init_fn': it is torch's"),
+        ({"gpu_cache": {}}, "takes no 'gpu_cache': features stay in host memory"),
+    ],
+)
+def test_words_that_the_loader_does_not_know_are_refused_with_what_was_meant(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(TypeError, match=f"^DataLoader {told}"):
+        ours.DataLoader(plain_graph(), torch.arange(5), ours.NeighborSampler([2]), **given)
+
+
+def test_words_that_a_sampler_does_not_know_are_refused_with_what_was_meant() -> None:
+    for make, told in (
+        (lambda: ours.NeighborSampler(fanout=[2]), r"NeighborSampler takes no 'fanout': did you mean 'fanouts'\?"),
+        (lambda: ours.LaborSampler([2], layer_dependent=True), "LaborSampler takes no 'layer_dependent': did you"),
+        (lambda: ours.ShaDowKHopSampler([2], probs="w"), r"ShaDowKHopSampler takes no 'probs': did you mean 'prob'\?"),
+        (lambda: ours.SAINTSampler("node", budgets=2), r"SAINTSampler takes no 'budgets': did you mean 'budget'\?"),
+        (
+            lambda: ours.MultiLayerFullNeighborSampler(2, masks="keep"),
+            r"MultiLayerFullNeighborSampler takes no 'masks': did you mean 'mask'\?",
+        ),
+    ):
+        with pytest.raises(TypeError, match=f"^{told}"):
+            make()
+
+
+@pytest.mark.parametrize("name", ["seed", "ddp_seed"])
+def test_a_seed_that_is_no_whole_number_is_refused_when_the_loader_is_made(name: str) -> None:
+    with pytest.raises(ValueError, match=f"^{name} must be a whole number, got 'a'"):
+        ours.DataLoader(plain_graph(), torch.arange(5), ours.NeighborSampler([2]), **{name: "a"})
