@@ -135,14 +135,46 @@ def complete_links(data: Any, edge_label_index: Any, sampler: BaseSampler) -> An
             raise ValueError(
                 "edge_label_index must name an edge type, as a type or (type, links), for heterogeneous data"
             )
-        if len(edge_label_index) == 2 and edge_label_index[1] is not None:
-            return edge_label_index[0], as_links(edge_label_index[1], "edge_label_index")
-        return edge_label_index
+        is_type = all(isinstance(each, str) for each in edge_label_index)
+        if not is_type and len(edge_label_index) != 2:
+            raise ValueError(
+                f"edge_label_index must be an edge type or (type, links), got {len(edge_label_index)} values that are "
+                "not names"
+            )
+        edge_type, links = (edge_label_index, None) if is_type else edge_label_index
+        if isinstance(data, HeteroData):
+            edge_type = _edge_type(data, edge_type, may_be_new=links is not None)
+        if links is None:
+            return edge_type if isinstance(data, HeteroData) else edge_label_index
+        return edge_type, as_links(links, "edge_label_index")
     if isinstance(data, Data):
         return None if edge_label_index is None else as_links(edge_label_index, "edge_label_index")
     if edge_label_index is None and isinstance(sampler, NeighborSampler) and isinstance(sampler.graph, Graph):
         return (None, edge_index_of(sampler.graph, EDGE))
     return (None, edge_label_index) if isinstance(edge_label_index, Tensor) else edge_label_index
+
+
+def _edge_type(data: HeteroData, given: Any, *, may_be_new: bool) -> Any:
+    """An edge type in full. PyG takes (source, destination) and (name,) as well; links may be of a type that has no
+    edges, between types of nodes that are there."""
+    names = (given,) if isinstance(given, str) else tuple(given)
+    if all(isinstance(name, str) for name in names) and 1 <= len(names) <= 3:
+        found = data._to_canonical(*names)
+        is_new = len(names) == 3 and {names[0], names[2]} <= set(data.node_types)
+        if found in data.edge_types or (is_new and may_be_new):
+            return found
+    known = data.edge_types
+    raise ValueError(f"edge_label_index: there is no edge type {given!r}, only {some(known, near=given)}")
+
+
+def as_values(values: Any, name: str) -> Tensor | None:
+    """What an argument with one value per input is, as a tensor: PyG takes nothing else."""
+    if values is None or isinstance(values, Tensor):
+        return values
+    try:
+        return torch.as_tensor(values, device="cpu")
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(f"{name} must be a tensor with one entry per input, got {type(values).__name__}") from None
 
 
 def check_links(inputs: EdgeSamplerInput, data: Any, sampler: BaseSampler, may_be_empty: bool = False) -> None:

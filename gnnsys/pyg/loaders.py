@@ -22,6 +22,7 @@ from gnnsys.loader import Names, knows_words
 from gnnsys.pyg.arguments import (
     INSTEAD,
     PYG_WORDS,
+    as_values,
     check_kwargs,
     check_links,
     check_nodes,
@@ -72,7 +73,7 @@ class NeighborLoader(ThreadedLoader, torch_geometric.loader.NeighborLoader):
         **kwargs: Any,
     ) -> None:
         check_kwargs(kwargs)
-        graph = graph_of(data)
+        graph, input_time = graph_of(data), as_values(input_time, "input_time")
         data = data if graph is None else stores(graph)
         if input_time is not None and time_attr is None:
             raise ValueError(
@@ -176,6 +177,8 @@ class LinkNeighborLoader(ThreadedLoader, torch_geometric.loader.LinkNeighborLoad
     ) -> None:
         check_kwargs(kwargs)
         graph, given, links = graph_of(data), edge_label_index, None
+        edge_label = as_values(edge_label, "edge_label")
+        edge_label_time = as_values(edge_label_time, "edge_label_time")
         data = data if graph is None else stores(graph)
         if (edge_label_time is None) != (time_attr is None):
             there, missing = "time_attr", "edge_label_time"

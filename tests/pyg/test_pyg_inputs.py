@@ -290,3 +290,34 @@ def test_rows_keep_their_type_as_in_pyg(dtype: torch.dtype) -> None:
         for batch in gnnsys.pyg.NeighborLoader(data, [3, 2], batch_size=50, num_workers=workers):
             assert batch.x.dtype == dtype and torch.equal(batch.x, data.x[batch.n_id])
             assert batch.edge_attr.dtype == dtype and torch.equal(batch.edge_attr, data.edge_attr[batch.e_id])
+
+
+@pytest.mark.parametrize("make", [list, np.array, torch.tensor], ids=["list", "numpy", "tensor"])
+def test_values_of_inputs_may_be_held_by_anything(make: Any) -> None:
+    data, options = plain(), {"time_attr": "time", "batch_size": 2}
+    data.time = torch.zeros(data.num_nodes, dtype=torch.int64)
+    batch = next(iter(gnnsys.pyg.NeighborLoader(data, [2], [4, 5], input_time=make([7, 8]), **options)))
+    assert batch.seed_time.tolist() == [7, 8]
+    given = {"edge_label": make([3, 4]), "edge_label_time": make([7, 8]), **options}
+    batch = next(iter(gnnsys.pyg.LinkNeighborLoader(data, [2], data.edge_index[:, :2], **given)))
+    assert batch.edge_label.tolist() == [3, 4] and batch.edge_label_time.tolist() == [7, 8]
+
+
+@pytest.mark.parametrize("given", ["train", {"a": 1}, ["a", "b"]])
+def test_values_of_inputs_that_are_none_are_refused_when_the_loader_is_made(given: Any) -> None:
+    with pytest.raises(ValueError, match=r"^edge_label must be a tensor with one entry per input, got "):
+        gnnsys.pyg.LinkNeighborLoader(plain(), [2], edge_label=given)
+
+
+def test_an_array_of_which_no_rows_can_be_picked_is_named() -> None:
+    data = plain()
+    num_nodes = data.num_nodes
+    for value, kind in ((["a"] * num_nodes, "list"), (torch.eye(num_nodes).to_sparse_csr(), r"tensor of layout .*csr")):
+        data.names = value
+        with pytest.raises(ValueError, match=f"'names' is a {kind}, of which no rows can be picked"):
+            next(iter(gnnsys.pyg.NeighborLoader(data, [2])))
+
+
+def test_a_store_of_edges_without_a_size_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^the GraphStore's edges have no size: put_edge_index\(\.\.\., size="):
+        gnnsys.pyg.NeighborLoader((plain(), plain()), [2], torch.arange(3))
