@@ -324,9 +324,7 @@ def test_remote_times_are_respected(data: HeteroData) -> None:
 def test_an_edge_type_that_does_not_exist_is_refused_with_those_that_do(data: HeteroData) -> None:
     wrong = ("author", "writs", "paper")
     for given in (wrong, (wrong, None), (("autor", "writes", "paper"), LINKS)):
-        with pytest.raises(
-            ValueError, match=r"edge_label_index: there is no edge type .* only \[\('author', 'writes'"
-        ):
+        with pytest.raises(ValueError, match=r"edge_label_index: there is no edge type .* only \[\('author', 'writes'"):
             LinkNeighborLoader(data, [2], edge_label_index=given)
     assert data.edge_types == [WRITES, WRITTEN, CITES] and data.node_types == list(SIZES)
 
