@@ -44,6 +44,7 @@ class NeighborSampler(dgl.dataloading.BlockSampler):
             raise ValueError(f"edge_dir must be 'in', got {edge_dir!r}: sample from dgl.reverse(g) instead")
         if prob is not None and mask is not None:
             raise ValueError("prob and mask exclude each other: multiply the probabilities by the mask")
+        check_fanouts(fanouts)
         self.fanouts = list(fanouts)
         self.replace = replace
         self.fused = fused  # DGL's argument: our sampling is always fused
@@ -102,6 +103,12 @@ class NeighborSampler(dgl.dataloading.BlockSampler):
 
     def _key(self) -> SampleKey:
         return draw_key()
+
+
+def check_fanouts(fanouts: Any) -> None:
+    """ValueError for what is no list."""
+    if isinstance(fanouts, (str, Mapping)) or not hasattr(fanouts, "__iter__"):
+        raise ValueError(f"fanouts must be a list with an entry for each layer, got {fanouts!r}: write [{fanouts!r}]")
 
 
 def draw_key() -> SampleKey:

@@ -20,7 +20,7 @@ from dgl.dataloading.base import set_edge_lazy_features, set_node_lazy_features
 from torch import Tensor
 
 from gnnsys.dgl.feature_names import Names, Prefetched
-from gnnsys.dgl.sampler import draw_key
+from gnnsys.dgl.sampler import check_fanouts, draw_key
 from gnnsys.dgl.structure import DglStructure
 from gnnsys.graph import EDGE, NODE, Graph, as_ids
 from gnnsys.loader import Batch, NeighborLoader, SubgraphLoader, knows_words
@@ -270,6 +270,7 @@ class ShaDowKHopSampler(InducedSampler):
     ) -> None:
         super().__init__(prefetch_node_feats, prefetch_edge_feats, output_device)
         self.prefetch_node_feats, self.prefetch_edge_feats = prefetch_node_feats, prefetch_edge_feats
+        check_fanouts(fanouts)
         self.fanouts, self.replace, self.prob = list(fanouts), replace, prob
         self._native: weakref.WeakKeyDictionary[Any, ShadowSampler] = weakref.WeakKeyDictionary()
 

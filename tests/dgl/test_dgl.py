@@ -231,7 +231,7 @@ def test_what_is_not_supported_says_so_early() -> None:
         ours.DataLoader(g, torch.arange(5), ours.NeighborSampler([2]), use_ddp=True)
     with pytest.raises(ValueError, match="exclude_eids"):
         ours.NeighborSampler([2]).sample_blocks(g, torch.arange(3), exclude_eids=torch.tensor([-1]))
-    with pytest.raises(ValueError, match="input_nodes"):
+    with pytest.raises(ValueError, match="indices must be in"):
         ours.DataLoader(g, torch.tensor([300]), ours.NeighborSampler([2]))
 
 
@@ -310,3 +310,41 @@ def test_words_that_a_sampler_does_not_know_are_refused_with_what_was_meant() ->
 def test_a_seed_that_is_no_whole_number_is_refused_when_the_loader_is_made(name: str) -> None:
     with pytest.raises(ValueError, match=f"^{name} must be a whole number, got 'a'"):
         ours.DataLoader(plain_graph(), torch.arange(5), ours.NeighborSampler([2]), **{name: "a"})
+
+
+def test_what_cannot_be_sampled_is_refused_in_dgls_words() -> None:
+    g, make = plain_graph(), ours.DataLoader
+    sampler = ours.NeighborSampler([2])
+    mask = torch.arange(g.num_nodes()) % 2
+    for given, told in (
+        ((None, torch.arange(3), sampler), "graph must be a DGLGraph, or what gnnsys.open returns, got NoneType"),
+        ((g, torch.empty(0, dtype=torch.int64), sampler), "indices is empty: there are no nodes of type 'node'"),
+        ((g, torch.tensor([3, 300]), sampler), r"indices must be in \[0, 300\), got 3 to 300"),
+        ((g, mask, sampler), "indices holds 300 integers, all 0 or 1.* write mask.bool"),
+        ((g, torch.arange(3), ours.NeighborSampler([2], prob="v")), r"prob: no edges have 'v', only \['keep', 'w'\]"),
+        ((g, torch.arange(3), ours.NeighborSampler([2], mask="kep")), r"mask: no edges have 'kep', .* mean 'keep'\?"),
+        (
+            (g, torch.arange(3), ours.NeighborSampler([2], prefetch_node_feats="feat")),
+            r"features to prefetch are lists of names, got 'feat': write \['feat'\]",
+        ),
+    ):
+        with pytest.raises(ValueError, match=f"^{told}"):
+            make(*given)
+
+
+@pytest.mark.parametrize("fanouts", [3, "3", {"w": 2}])
+def test_fanouts_that_are_no_list_are_refused(fanouts: Any) -> None:
+    for make in (ours.NeighborSampler, ours.LaborSampler, ours.ShaDowKHopSampler):
+        with pytest.raises(ValueError, match="fanouts must be a list with an entry for each layer, got "):
+            make(fanouts)
+
+
+def test_scripts_read_what_dgls_loader_has() -> None:
+    g, indices = plain_graph(), torch.arange(10)
+    loader = ours.DataLoader(g, indices, ours.NeighborSampler([2]), batch_size=3, drop_last=True, num_workers=1)
+    theirs = dgl.dataloading.DataLoader(g, indices, dgl.dataloading.NeighborSampler([2]), batch_size=3, drop_last=True)
+    for name in ("shuffle", "use_ddp", "ddp_seed"):
+        assert getattr(loader, name) == getattr(theirs, name)
+    assert loader.indices is indices and (loader.batch_size, loader.drop_last, loader.num_workers) == (3, True, 1)
+    with loader.enable_cpu_affinity(loader_cores=[0], compute_cores=[0], verbose=False):
+        assert sum(1 for _ in loader) == 3
