@@ -23,7 +23,7 @@ from gnnsys.loader.local_negatives import LocalNegatives
 from gnnsys.loader.negative_kinds import Drawn, LinkEnd, NegativeKind, NegativesWanted, NodeDrawer
 from gnnsys.loader.negatives import NegativeSampling, negative_stream
 from gnnsys.loader.neighbor_loader import NeighborLoader
-from gnnsys.loader.options import PipelineOptions, check_seed
+from gnnsys.loader.options import PipelineOptions, as_values, check_seed
 from gnnsys.loader.padding import PadSizes
 from gnnsys.loader.run_trace import RunTrace
 from gnnsys.loader.same_options import SameOptions
@@ -84,6 +84,7 @@ __all__ = [
     "TypeValues",
     "UniformNegatives",
     "WantedBatch",
+    "as_values",
     "check_link_weights",
     "check_made_of",
     "check_sampling",

@@ -24,7 +24,7 @@ from gnnsys.loader.links import EdgeInputs, Exclusion, LinkReader, Links
 from gnnsys.loader.loader import Loader
 from gnnsys.loader.loader_guide import LoaderGuide, check_guide
 from gnnsys.loader.negatives import NegativeSampling, negative_stream
-from gnnsys.loader.options import PipelineOptions, check_seed
+from gnnsys.loader.options import PipelineOptions, as_values, check_seed
 from gnnsys.loader.planned import GraphPlaces, Visits
 from gnnsys.loader.planned_execution import OtherWays, options_given
 from gnnsys.loader.reserved import link_names
@@ -189,6 +189,7 @@ class LinkNeighborLoader(Loader):
             raise ValueError("edge_label is by edge type, and edge_label_index is not: give both as a dict by type")
         if isinstance(edge_label_weight, Mapping):
             raise ValueError("edge_label_weight is by edge type, and edge_label_index is not: give both as a dict")
+        edge_label, edge_label_time = as_values(edge_label, "edge_label"), as_values(edge_label_time, "edge_label_time")
         edge_label, edge_label_time = (None if of is None else of.cpu() for of in (edge_label, edge_label_time))
         negatives = NegativeSampling.cast(neg_sampling)
         check_times("edge_label_time", edge_label_time)

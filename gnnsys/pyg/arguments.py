@@ -167,16 +167,6 @@ def _edge_type(data: HeteroData, given: Any, *, may_be_new: bool) -> Any:
     raise ValueError(f"edge_label_index: there is no edge type {given!r}, only {some(known, near=given)}")
 
 
-def as_values(values: Any, name: str) -> Tensor | None:
-    """What an argument with one value per input is, as a tensor: PyG takes nothing else."""
-    if values is None or isinstance(values, Tensor):
-        return values
-    try:
-        return torch.as_tensor(values, device="cpu")
-    except (TypeError, ValueError, RuntimeError):
-        raise ValueError(f"{name} must be a tensor with one entry per input, got {type(values).__name__}") from None
-
-
 def check_links(inputs: EdgeSamplerInput, data: Any, sampler: BaseSampler, may_be_empty: bool = False) -> None:
     """Checks the links after PyG has resolved them."""
     if inputs.row.numel() == 0 and not may_be_empty:

@@ -18,11 +18,10 @@ from torch_geometric.sampler.base import SubgraphType
 
 from gnnsys.comm import use_context
 from gnnsys.graph import EdgeType
-from gnnsys.loader import Names, knows_words
+from gnnsys.loader import Names, as_values, knows_words
 from gnnsys.pyg.arguments import (
     INSTEAD,
     PYG_WORDS,
-    as_values,
     check_kwargs,
     check_links,
     check_nodes,

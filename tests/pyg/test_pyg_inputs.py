@@ -303,7 +303,7 @@ def test_values_of_inputs_may_be_held_by_anything(make: Any) -> None:
     assert batch.edge_label.tolist() == [3, 4] and batch.edge_label_time.tolist() == [7, 8]
 
 
-@pytest.mark.parametrize("given", ["train", {"a": 1}, ["a", "b"]])
+@pytest.mark.parametrize("given", ["train", {"a": 1}, ["a", "b"], 3])
 def test_values_of_inputs_that_are_none_are_refused_when_the_loader_is_made(given: Any) -> None:
     with pytest.raises(ValueError, match=r"^edge_label must be a tensor with one entry per input, got "):
         gnnsys.pyg.LinkNeighborLoader(plain(), [2], edge_label=given)
