@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import PurePath
+from types import FrameType
 from typing import Any
 
 import torch.distributed as dist
@@ -81,7 +82,8 @@ class SameOptions:
                 self._end()
                 return None
             self._meeting = _Meeting(store, numbered(self._place), self._ranks)
-            self._take(self._meeting.come(options) or self._wait(self._meeting))
+            answer = self._meeting.come(options)
+            self._take(self._wait(self._meeting) if answer is None else answer)
         if self._looks == _MOST_LOOKS:
             self._end()
         return self._refusal
@@ -172,10 +174,11 @@ def _refusal(first: int, theirs: Mapping[str, Any], rank: int, ours: Mapping[str
 
 def _calls() -> list[tuple[str, int, str]]:
     """The lines of the user's program that are being run, the innermost first."""
-    calls, frame = [], sys._getframe(1)
+    calls: list[tuple[str, int, str]] = []
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if not f"{frame.f_globals.get('__name__', '')}.".startswith("gnnsys."):
             code = frame.f_code
             calls.append((PurePath(code.co_filename).name, frame.f_lineno, code.co_name))
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return calls

@@ -70,8 +70,7 @@ def test_ranks_with_other_options_are_all_refused_with_one_line(job):
 
     told = on_ranks(work, 3)
     assert len(set(told)) == 1 and "\n" not in told[0]
-    first, last = ("128 on rank", "64 on rank 2")
-    assert "different options: batch_size=" in told[0] and first in told[0] and last in told[0]
+    assert all(text in told[0] for text in ("different options: batch_size=", "128 on rank", "64 on rank 2"))
     assert "num_neighbors" not in told[0]
 
 
@@ -84,6 +83,17 @@ def test_ranks_that_are_alike_go_on_and_are_not_compared_again(job):
         return same.is_over
 
     assert on_ranks(work) == [True, True]
+
+
+def test_the_last_to_come_knows_at_once_that_all_are_alike(job):
+    hasty(job)
+    job.setattr(same_options, "numbered", lambda place: f"{place}/1")
+    loaders = [SameOptions(*ranks_of(rank)) for rank in range(2)]
+    for same in loaders:  # the first has waited in vain at this place, so nobody waits there again
+        same.check({"batch_size": 64})
+    assert [same.is_over for same in loaders] == [False, True]
+    loaders[0].check({"batch_size": 64})
+    assert loaders[0].is_over
 
 
 def test_a_rank_that_is_alone_waits_once_and_goes_on(job):
