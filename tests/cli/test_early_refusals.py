@@ -35,6 +35,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         ["inspect", "nowhere"],
         ["inspect", "."],
+        ["serve", "nowhere"],
         ["inspect", ".", "--fanouts", "a"],
         ["inspect", ".", "--json", "nowhere/numbers.json"],
         ["partition", "nowhere.npz", "--parts", "2", "--out", "parts"],
