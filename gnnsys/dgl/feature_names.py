@@ -20,14 +20,12 @@ class Prefetched(NamedTuple):
 
 def names_of(names: Names, key: Any) -> list[str]:
     """Names for one type. DGL takes a list for the only type, or a dict by type (or by an edge type's middle name)."""
-    if names is None:
-        return []
     if isinstance(names, Mapping):
         found = names.get(key)
-        if found is None and isinstance(key, tuple):
-            found = names.get(key[1])
-        return list(found or [])
-    return list(names)
+        names = names.get(key[1]) if found is None and isinstance(key, tuple) else found
+    if isinstance(names, str):
+        raise ValueError(f"features to prefetch are lists of names, got {names!r}: write [{names!r}]")
+    return list(names or [])
 
 
 def check_names(option: str, key: Any, names: list[str], known: Mapping[str, Any]) -> None:

@@ -13,6 +13,7 @@ from gnnsys.dgl.parts import PartsStructure
 from gnnsys.dgl.sampler import NeighborSampler
 from gnnsys.dgl.structure import DglStructure
 from gnnsys.graph import NodeType
+from gnnsys.loader import knows_words
 from gnnsys.sampling import Block, SampleKey
 from gnnsys.sampling import LaborSampler as Labor
 
@@ -24,6 +25,7 @@ class LaborSampler(NeighborSampler):
     one at every node, as that of DGL's is. Without it all in-edges of a node weigh the same.
     """
 
+    @knows_words()
     def __init__(
         self,
         fanouts: Sequence[int | Mapping[Any, int]],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -14,9 +15,31 @@ from gnnsys.dgl.parts import PartsStructure
 from gnnsys.dgl.sampler import NeighborSampler
 from gnnsys.dgl.structure import DglStructure
 from gnnsys.dgl.subgraphs import InducedSampler
-from gnnsys.loader import Batch, LoadingWork, NeighborLoader, SubgraphLoader, default_num_threads, resolve
+from gnnsys.graph import chosen_ids
+from gnnsys.loader import (
+    Batch,
+    LoadingWork,
+    NeighborLoader,
+    SubgraphLoader,
+    check_seed,
+    default_num_threads,
+    knows_words,
+    resolve,
+    words_of,
+)
 from gnnsys.pipeline import OfThisProcess
+from gnnsys.sampling import DistGraph
 from gnnsys.seeds import Share
+
+_INSTEAD = {
+    **dict.fromkeys(
+        words_of(torch.utils.data.DataLoader.__init__),
+        "it is torch's, for worker processes and samplers that are not used here: leave it away",
+    ),
+    "prefetch_factor": "write prefetch, the number of finished batches that may wait",
+    "num_threads": "write num_workers, which is the number of threads",
+    "gpu_cache": "features stay in host memory: leave it away",
+}
 
 
 class DataLoader:
@@ -34,6 +57,7 @@ class DataLoader:
     features, and `indices` may be this rank's share (`gnnsys.split`) or the name of a mask.
     """
 
+    @knows_words(instead=_INSTEAD)
     def __init__(
         self,
         graph: Any,
@@ -61,13 +85,19 @@ class DataLoader:
                 f"graph_sampler must be a sampler of gnnsys.dgl, got {type(graph_sampler).__name__}: "
                 "use dgl.dataloading.DataLoader for other samplers"
             )
+        if not isinstance(graph, (dgl.DGLGraph, DistGraph)):
+            raise ValueError(f"graph must be a DGLGraph, or what gnnsys.open returns, got {type(graph).__name__}")
         if shuffle not in (True, False):
             raise ValueError(f"shuffle must be True or False, got {shuffle!r}: gnnsys.NeighborLoader has others")
         if use_uva:
             raise ValueError("use_uva is not supported: graph and features stay in host memory, leave it False")
+        ddp_seed = check_seed(ddp_seed, "ddp_seed")
         self._of_this_process = OfThisProcess(type(self).__name__)
         self.graph = graph
         self.graph_sampler = graph_sampler
+        # What DGL's loader has under these names, for scripts that read them.
+        self.indices, self.batch_size, self.drop_last, self.shuffle = indices, batch_size, drop_last, shuffle
+        self.num_workers, self.use_ddp, self.ddp_seed = num_workers, use_ddp, ddp_seed
         device = graph_sampler.output_device if device is None else device
         resolve(device)  # ValueError if there is no such device
         self.device = torch.device(device) if device is not None else None
@@ -105,6 +135,13 @@ class DataLoader:
         batch: Any  # the loader's batch after its last stage
         for batch in self._loader:
             yield batch if self.device is None else _to_device(batch, self.device)
+
+    @contextmanager
+    def enable_cpu_affinity(
+        self, loader_cores: list[int] | None = None, compute_cores: list[int] | None = None, verbose: bool = True
+    ) -> Iterator[None]:
+        """For scripts of DGL's, which gives cores to worker processes by it: here are none, and nothing is changed."""
+        yield
 
     @property
     def epoch(self) -> int:
@@ -151,11 +188,20 @@ def _seeds(structure: DglStructure | PartsStructure, indices: Any, ddp: tuple[bo
     if len(chosen) != 1:
         raise ValueError(f"indices must be of one node type, got {list(chosen)}: use one DataLoader for each")
     node_type, nodes = next(iter(chosen.items()))
+    if not isinstance(nodes, str):
+        _check_nodes(nodes, node_type, structure.graph.num_nodes(node_type))
     if ddp is None:
         return node_type, nodes
     if isinstance(nodes, str):
         raise ValueError(f"use_ddp needs ids: write indices=gnnsys.split(graph, {nodes!r}) without it")
     return node_type, _share(nodes, *ddp)
+
+
+def _check_nodes(nodes: Tensor, node_type: Any, num_nodes: int) -> None:
+    """ValueError, in DGL's word for it, for no nodes at all and for some that are not there."""
+    if nodes.numel() == 0:
+        raise ValueError(f"indices is empty: there are no nodes of type {node_type!r} to sample from")
+    chosen_ids(nodes, num_nodes, "indices")
 
 
 def _share(nodes: Tensor, shuffle: bool, seed: int) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gnnsys.dgl.sampler import draw_key
 from gnnsys.graph import as_ids
+from gnnsys.loader import knows_words
 from gnnsys.ops import CSC, stream_key
 from gnnsys.sampling import metapath_walks, most_visited
 
@@ -21,6 +22,7 @@ class RandomWalkNeighborSampler:
     Of nodes that are visited equally often those that were visited first are taken. Walks follow torch's generator.
     """
 
+    @knows_words()
     def __init__(
         self,
         G: Any,
@@ -69,6 +71,7 @@ class RandomWalkNeighborSampler:
 class PinSAGESampler(RandomWalkNeighborSampler):
     """`dgl.sampling.PinSAGESampler`, argument by argument: walks from `ntype` to `other_type` and back."""
 
+    @knows_words()
     def __init__(
         self,
         G: Any,

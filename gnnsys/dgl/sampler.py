@@ -14,6 +14,7 @@ from gnnsys.dgl.feature_names import Names, Prefetched
 from gnnsys.dgl.parts import PartsStructure
 from gnnsys.dgl.structure import DglStructure
 from gnnsys.graph import NodeType
+from gnnsys.loader import knows_words
 from gnnsys.sampling import Block, DistGraph, SampleKey, Sampler
 
 
@@ -24,6 +25,7 @@ class NeighborSampler(dgl.dataloading.BlockSampler):
     drawn from torch's generator, so `torch.manual_seed` repeats a run.
     """
 
+    @knows_words()
     def __init__(
         self,
         fanouts: Sequence[int | Mapping[Any, int]],
@@ -42,6 +44,7 @@ class NeighborSampler(dgl.dataloading.BlockSampler):
             raise ValueError(f"edge_dir must be 'in', got {edge_dir!r}: sample from dgl.reverse(g) instead")
         if prob is not None and mask is not None:
             raise ValueError("prob and mask exclude each other: multiply the probabilities by the mask")
+        check_fanouts(fanouts)
         self.fanouts = list(fanouts)
         self.replace = replace
         self.fused = fused  # DGL's argument: our sampling is always fused
@@ -100,6 +103,12 @@ class NeighborSampler(dgl.dataloading.BlockSampler):
 
     def _key(self) -> SampleKey:
         return draw_key()
+
+
+def check_fanouts(fanouts: Any) -> None:
+    """ValueError for what is no list."""
+    if isinstance(fanouts, (str, Mapping)) or not hasattr(fanouts, "__iter__"):
+        raise ValueError(f"fanouts must be a list with an entry for each layer, got {fanouts!r}: write [{fanouts!r}]")
 
 
 def draw_key() -> SampleKey:

@@ -18,7 +18,7 @@ from dgl.utils import (
 from torch import Tensor
 
 from gnnsys.dgl.feature_names import Prefetched, check_names, names_of
-from gnnsys.graph import EDGE, NODE, EdgeType, Graph, NodeType, as_ids, from_dgl, ids_of, some
+from gnnsys.graph import EDGE, NODE, EdgeType, Graph, NodeType, as_ids, did_you_mean, from_dgl, ids_of, some
 from gnnsys.sampling import Block
 from gnnsys.sampling import NeighborSampler as Sampler
 
@@ -46,6 +46,11 @@ class DglStructure:
         self._made_from = self._origin(g)
         self.weight = prob
         self.mask: str | None = None  # of edges; here it is a weight of 0 and 1
+        for option, name in (("prob", prob), ("mask", mask)):
+            known = {known for rows in whole.edge_data.values() for known in rows}
+            if name is not None and name not in known:
+                there = f"{some(sorted(known), near=name)}{did_you_mean(name, known)}"
+                raise ValueError(f"{option}: no edges have {name!r}, only {there}")
         weights: dict[EdgeType, dict[str, Tensor]] = {}
         if mask is not None:
             self.weight = _MASK

@@ -20,10 +20,10 @@ from dgl.dataloading.base import set_edge_lazy_features, set_node_lazy_features
 from torch import Tensor
 
 from gnnsys.dgl.feature_names import Names, Prefetched
-from gnnsys.dgl.sampler import draw_key
+from gnnsys.dgl.sampler import check_fanouts, draw_key
 from gnnsys.dgl.structure import DglStructure
 from gnnsys.graph import EDGE, NODE, Graph, as_ids
-from gnnsys.loader import Batch, NeighborLoader, SubgraphLoader
+from gnnsys.loader import Batch, NeighborLoader, SubgraphLoader, knows_words
 from gnnsys.ops import CSC
 from gnnsys.partition import Clustering
 from gnnsys.sampling import (
@@ -105,6 +105,7 @@ class ClusterGCNSampler(InducedSampler):
 
     on_parts = "gnnsys.SubgraphLoader(graph, gnnsys.sampling.ClusterSampler(graph))"
 
+    @knows_words()
     def __init__(
         self,
         g: Any,
@@ -187,6 +188,7 @@ class SAINTSampler(InducedSampler):
 
     on_parts = "gnnsys.SubgraphLoader(graph, gnnsys.sampling.SaintWalkSampler(graph, ...))"
 
+    @knows_words()
     def __init__(
         self,
         mode: str,
@@ -256,6 +258,7 @@ class ShaDowKHopSampler(InducedSampler):
 
     on_parts = "gnnsys.NeighborLoader(graph, sampler=gnnsys.sampling.ShadowSampler(graph, [10, 5]))"
 
+    @knows_words()
     def __init__(
         self,
         fanouts: Sequence[int | Mapping[Any, int]],
@@ -267,6 +270,7 @@ class ShaDowKHopSampler(InducedSampler):
     ) -> None:
         super().__init__(prefetch_node_feats, prefetch_edge_feats, output_device)
         self.prefetch_node_feats, self.prefetch_edge_feats = prefetch_node_feats, prefetch_edge_feats
+        check_fanouts(fanouts)
         self.fanouts, self.replace, self.prob = list(fanouts), replace, prob
         self._native: weakref.WeakKeyDictionary[Any, ShadowSampler] = weakref.WeakKeyDictionary()
 

@@ -13,6 +13,7 @@ from gnnsys.loader.given_links import edge_index_of, named_links, resolve_inputs
 from gnnsys.loader.hard_negatives import HardNegatives, ScoredNegatives
 from gnnsys.loader.identity import NAME, check_made_of, check_sampling, checksum, graph_identity, plain
 from gnnsys.loader.in_turn import BatchInTurn, KeptSamples, in_turn
+from gnnsys.loader.known_words import knows_words, words_of
 from gnnsys.loader.link_inputs import make_seeder
 from gnnsys.loader.link_loader import LinkNeighborLoader
 from gnnsys.loader.link_seeds import LinkSeeder, LinkSeeds
@@ -22,9 +23,10 @@ from gnnsys.loader.local_negatives import LocalNegatives
 from gnnsys.loader.negative_kinds import Drawn, LinkEnd, NegativeKind, NegativesWanted, NodeDrawer
 from gnnsys.loader.negatives import NegativeSampling, negative_stream
 from gnnsys.loader.neighbor_loader import NeighborLoader
-from gnnsys.loader.options import PipelineOptions
+from gnnsys.loader.options import PipelineOptions, as_values, check_seed
 from gnnsys.loader.padding import PadSizes
 from gnnsys.loader.run_trace import RunTrace
+from gnnsys.loader.same_options import SameOptions
 from gnnsys.loader.sampled import Inputs, Sampled
 from gnnsys.loader.sampling_options import check_times
 from gnnsys.loader.schedule import Schedule, Ticket
@@ -71,6 +73,7 @@ __all__ = [
     "PadSizes",
     "PipelineOptions",
     "RunTrace",
+    "SameOptions",
     "Sampled",
     "SamplerPeers",
     "Schedule",
@@ -81,9 +84,11 @@ __all__ = [
     "TypeValues",
     "UniformNegatives",
     "WantedBatch",
+    "as_values",
     "check_link_weights",
     "check_made_of",
     "check_sampling",
+    "check_seed",
     "check_times",
     "checksum",
     "default_num_threads",
@@ -91,6 +96,7 @@ __all__ = [
     "graph_identity",
     "in_turn",
     "induced",
+    "knows_words",
     "make_seeder",
     "named_links",
     "negative_stream",
@@ -99,4 +105,5 @@ __all__ = [
     "resolve_inputs",
     "reverse_of",
     "supervision_edges",
+    "words_of",
 ]

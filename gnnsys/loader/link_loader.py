@@ -16,6 +16,7 @@ from gnnsys.loader.fetch import Names
 from gnnsys.loader.given_links import InputLinks, resolve_inputs, resolve_reverse, resolve_typed_links
 from gnnsys.loader.hard_negatives import ScoredNegatives
 from gnnsys.loader.identity import Identity
+from gnnsys.loader.known_words import OF_TORCH, knows_words
 from gnnsys.loader.link_inputs import check_labels, give_weights, make_seeder
 from gnnsys.loader.link_seeds import LinkSeeder
 from gnnsys.loader.link_visits import LinkVisits, SampledVisits
@@ -23,7 +24,7 @@ from gnnsys.loader.links import EdgeInputs, Exclusion, LinkReader, Links
 from gnnsys.loader.loader import Loader
 from gnnsys.loader.loader_guide import LoaderGuide, check_guide
 from gnnsys.loader.negatives import NegativeSampling, negative_stream
-from gnnsys.loader.options import PipelineOptions
+from gnnsys.loader.options import PipelineOptions, as_values, check_seed
 from gnnsys.loader.planned import GraphPlaces, Visits
 from gnnsys.loader.planned_execution import OtherWays, options_given
 from gnnsys.loader.reserved import link_names
@@ -74,6 +75,7 @@ class LinkNeighborLoader(Loader):
     ...     src, dst = model(batch.x, batch.edge_index)[batch.edge_label_index]
     """
 
+    @knows_words(instead=OF_TORCH)
     def __init__(
         self,
         graph: AnyGraph,
@@ -113,6 +115,7 @@ class LinkNeighborLoader(Loader):
         execution: str | ExecutionPlan | None = None,
     ) -> None:
         given = options_given(locals())
+        seed = check_seed(seed)
         check_ours(graph)
         draws = DrawOptions(
             replace=replace, subgraph_type=subgraph_type, disjoint=disjoint, temporal_strategy=temporal_strategy,
@@ -186,6 +189,7 @@ class LinkNeighborLoader(Loader):
             raise ValueError("edge_label is by edge type, and edge_label_index is not: give both as a dict by type")
         if isinstance(edge_label_weight, Mapping):
             raise ValueError("edge_label_weight is by edge type, and edge_label_index is not: give both as a dict")
+        edge_label, edge_label_time = as_values(edge_label, "edge_label"), as_values(edge_label_time, "edge_label_time")
         edge_label, edge_label_time = (None if of is None else of.cpu() for of in (edge_label, edge_label_time))
         negatives = NegativeSampling.cast(neg_sampling)
         check_times("edge_label_time", edge_label_time)

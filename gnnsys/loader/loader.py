@@ -31,6 +31,7 @@ from gnnsys.loader.planned_execution import OtherWays, PlannedExecution, WayLoad
 from gnnsys.loader.reserved import check_names_free
 from gnnsys.loader.resumable import Resumable
 from gnnsys.loader.row_cache import keeper_of
+from gnnsys.loader.same_options import SameOptions
 from gnnsys.loader.sampled import Inputs, Sampled
 from gnnsys.loader.schedule import Schedule, Ticket
 from gnnsys.observe import BatchTrace, Trace
@@ -89,6 +90,7 @@ class Loader(Resumable):
         target = resolve(device, graph)
         self.graph = graph
         super().__init__(schedule, ranks, identity, sampler)
+        self._same_options = SameOptions(ranks, schedule.largest)
         self._across_epochs = across_epochs
         self._context = loader_context(graph, options.priority, options.path)
         on_device = sampled_on(graph, target) is not None
@@ -221,6 +223,8 @@ class Loader(Resumable):
 
     def __iter__(self) -> Iterator[Batch]:
         at = self._at
+        if not self._same_options.is_over:
+            self._same_options.check(self._options_of_all())
         if self._shuffling.agree(at.epoch + (at.batch > 0), goes_on=self._is_resuming and at.batch > 0):
             self._drop_order()
         if len(self) == 0:
@@ -239,6 +243,11 @@ class Loader(Resumable):
         return self._epoch(
             self._iteration, self._pipeline_at(begins) if planned is None else planned.at(begins, self.epoch)
         )
+
+    def _options_of_all(self) -> dict[str, Any]:
+        """What must be the same on all ranks, if their inputs are shares."""
+        cut = {name: getattr(self._schedule, name) for name in ("batch_size", "drop_last", "shuffle")}
+        return {"loader": type(self).__name__, **cut, **self._identity.sampling()}
 
     def _epoch(self, iteration: int, pipeline: Iterator[Batch]) -> Iterator[Batch]:
         epoch, end = self.epoch, self._schedule.first(self.epoch + 1)

@@ -20,11 +20,12 @@ from gnnsys.loader.first_batch import FirstBatch, products_for, sums_for
 from gnnsys.loader.first_products import FirstProducts, check_staleness
 from gnnsys.loader.first_sums import FirstSums
 from gnnsys.loader.identity import Identity, graph_identity
+from gnnsys.loader.known_words import OF_TORCH, knows_words
 from gnnsys.loader.layout import check_user_stages
 from gnnsys.loader.loader import Loader
 from gnnsys.loader.loader_guide import LoaderGuide, check_guide
 from gnnsys.loader.node_inputs import NodeInputs
-from gnnsys.loader.options import PipelineOptions
+from gnnsys.loader.options import PipelineOptions, check_seed
 from gnnsys.loader.padding import Padding, PadSizes, as_pad_sizes
 from gnnsys.loader.planned import GraphPlaces
 from gnnsys.loader.planned_execution import OtherWays, options_given
@@ -81,6 +82,7 @@ class NeighborLoader(Loader):
     ...     out = model(batch.x, batch.edge_index)[: batch.batch_size]
     """
 
+    @knows_words(instead=OF_TORCH)
     def __init__(
         self,
         graph: Graph | DistGraph,
@@ -119,6 +121,7 @@ class NeighborLoader(Loader):
         _way: Way | None = None,
     ) -> None:
         given = options_given(locals())
+        seed = check_seed(seed)
         check_ours(graph)
         check_staleness(staleness, model, _way if execution is None else execution)
         if execution is not None and pad:

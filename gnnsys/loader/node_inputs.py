@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import Graph, NodeType
+from gnnsys.loader.options import as_values
 from gnnsys.loader.sampling_options import check_input_time, typed_times
 from gnnsys.sampling import DistGraph
 from gnnsys.seeds import InputIds, InputNodes, Ranks, SeedsByType, Share, resolve_nodes
@@ -25,6 +26,7 @@ class NodeInputs:
         time_attr: str | None,
     ) -> None:
         self._graph, self._given = graph, given
+        time = time if isinstance(time, Mapping) else as_values(time, "input_time")
         self.ids: InputIds | SeedsByType
         self.largest: int | None = None  # seeds of the rank that has most
         by_type: SeedsByType | None = None

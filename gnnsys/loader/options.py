@@ -7,6 +7,9 @@ from dataclasses import dataclass, field, fields
 from operator import index
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from gnnsys.comm import RequestContext
 from gnnsys.store import Policy, check_policy
 
@@ -22,6 +25,27 @@ def check_count(name: str, value: Any, least: int) -> int:
     if count < least or isinstance(value, bool):
         raise ValueError(f"{name} must be >= {least}, got {value}")
     return count
+
+
+def as_values(values: Any, name: str) -> Tensor | None:
+    """An argument with one value per input, such as labels or times, as a tensor; ValueError for what is none."""
+    if values is None or isinstance(values, Tensor):
+        return values
+    try:
+        found = torch.tensor(values, device="cpu")
+    except (TypeError, ValueError, RuntimeError):
+        found = None
+    if found is None or found.dim() == 0:
+        raise ValueError(f"{name} must be a tensor with one entry per input, got {type(values).__name__}")
+    return found
+
+
+def check_seed(seed: Any, name: str = "seed") -> int:
+    """A whole number of any size and sign; ValueError for anything else."""
+    try:
+        return index(seed)
+    except TypeError:
+        raise ValueError(f"{name} must be a whole number, got {seed!r}") from None
 
 
 @dataclass(frozen=True, kw_only=True)

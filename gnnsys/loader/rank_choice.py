@@ -30,6 +30,14 @@ def numbered(label: str) -> str:
         return f"{label}/{_labels[label]}"
 
 
+def process_group_store() -> dist.Store | None:
+    """The store of this process's group; None where it is alone."""
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() < 2:
+        return None
+    find = getattr(dist.distributed_c10d, "_get_default_store", None)  # torch has no public name for it
+    return None if find is None else find()
+
+
 class RankChoice:
     """What all ranks have measured in one trial, `name`. `told` is this rank's, as JSON has it."""
 
@@ -46,10 +54,8 @@ class RankChoice:
     @classmethod
     def of_process_group(cls, name: str, told: Any) -> RankChoice | None:
         """Of this process's group; None where it is alone."""
-        if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() < 2:
-            return None
-        find = getattr(dist.distributed_c10d, "_get_default_store", None)  # torch has no public name for it
-        return None if find is None else cls(find(), dist.get_rank(), dist.get_world_size(), name, told)
+        store = process_group_store()
+        return None if store is None else cls(store, dist.get_rank(), dist.get_world_size(), name, told)
 
     def look(self) -> list[Any] | None:
         """What all ranks have told, once; None while one has not, and when it is over."""

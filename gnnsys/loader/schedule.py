@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnsys.loader.options import check_count
+from gnnsys.loader.options import check_count, check_seed
 from gnnsys.ops import stream_key
 from gnnsys.seeds import Leftover, even_range, num_batches
 
@@ -62,6 +62,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         self.batch_size = check_count("batch_size", self.batch_size, 1)
+        self.seed = check_seed(self.seed)
         if self.largest is not None and self.largest < self.num_inputs:
             raise ValueError(f"the largest share has {self.largest} seeds, but this one {self.num_inputs}")
         if self.shuffle not in (True, False, ADAPTIVE):

@@ -16,8 +16,9 @@ from gnnsys.loader.batch import Batch
 from gnnsys.loader.device_copy import resolve, sampled_on
 from gnnsys.loader.fetch import Names
 from gnnsys.loader.identity import Identity, graph_identity
+from gnnsys.loader.known_words import OF_TORCH, knows_words
 from gnnsys.loader.loader import Loader
-from gnnsys.loader.options import PipelineOptions
+from gnnsys.loader.options import PipelineOptions, check_seed
 from gnnsys.loader.planned import GraphPlaces
 from gnnsys.loader.planned_execution import OtherWays, options_given
 from gnnsys.loader.reserved import node_names
@@ -45,6 +46,7 @@ class SubgraphLoader(Loader):
     ...     out = model(batch.x, batch.edge_index)
     """
 
+    @knows_words(instead=OF_TORCH)
     def __init__(
         self,
         graph: Graph | DistGraph,
@@ -67,6 +69,7 @@ class SubgraphLoader(Loader):
         execution: str | ExecutionPlan | None = None,
     ) -> None:
         given = options_given(locals())
+        seed = check_seed(seed)
         if not isinstance(sampler, SubgraphSampler):
             raise ValueError(
                 f"sampler must be a SubgraphSampler, such as ClusterSampler, got {type(sampler).__name__}: samplers of "

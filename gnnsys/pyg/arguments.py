@@ -9,14 +9,28 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, NodeSamplerInput
 
+import gnnsys.loader
 from gnnsys.graph import EDGE, NODE, Graph, as_links, ids_or_mask, some
-from gnnsys.loader import check_link_weights, check_times, edge_index_of
+from gnnsys.loader import check_link_weights, check_times, edge_index_of, words_of
 from gnnsys.pyg.sampler import NeighborSampler
 from gnnsys.seeds import Share
 
+_OF_OURS = ("guide", "execution")  # which a user of our own loaders may well expect here
+TORCH_WORDS = (*words_of(torch.utils.data.DataLoader.__init__), *_OF_OURS)
+PYG_WORDS = (*TORCH_WORDS, "custom_cls", "input_id")
+INSTEAD = {
+    **dict.fromkeys(
+        [*words_of(gnnsys.loader.NeighborLoader.__init__), *words_of(gnnsys.loader.LinkNeighborLoader.__init__)],
+        "it is an argument of gnnsys's own loaders, gnnsys.NeighborLoader say, whose batches PyG's layers take as well",
+    ),
+    "device": "batches are made on the host: write batch.to(device), or use gnnsys.NeighborLoader, which takes device",
+    "num_threads": "write num_workers, which is the number of threads",
+    "prefetch": "write prefetch_factor",
+}
+
 
 def check_kwargs(kwargs: dict[str, Any]) -> None:
-    for name in ("guide", "execution"):
+    for name in _OF_OURS:
         if name in kwargs:
             raise ValueError(
                 f"PyG-style loaders take no {name}: use gnnsys.NeighborLoader or gnnsys.LinkNeighborLoader, whose "
@@ -121,14 +135,36 @@ def complete_links(data: Any, edge_label_index: Any, sampler: BaseSampler) -> An
             raise ValueError(
                 "edge_label_index must name an edge type, as a type or (type, links), for heterogeneous data"
             )
-        if len(edge_label_index) == 2 and edge_label_index[1] is not None:
-            return edge_label_index[0], as_links(edge_label_index[1], "edge_label_index")
-        return edge_label_index
+        is_type = all(isinstance(each, str) for each in edge_label_index)
+        if not is_type and len(edge_label_index) != 2:
+            raise ValueError(
+                f"edge_label_index must be an edge type or (type, links), got {len(edge_label_index)} values that are "
+                "not names"
+            )
+        edge_type, links = (edge_label_index, None) if is_type else edge_label_index
+        if isinstance(data, HeteroData):
+            edge_type = _edge_type(data, edge_type, may_be_new=links is not None)
+        if links is None:
+            return edge_type if isinstance(data, HeteroData) else edge_label_index
+        return edge_type, as_links(links, "edge_label_index")
     if isinstance(data, Data):
         return None if edge_label_index is None else as_links(edge_label_index, "edge_label_index")
     if edge_label_index is None and isinstance(sampler, NeighborSampler) and isinstance(sampler.graph, Graph):
         return (None, edge_index_of(sampler.graph, EDGE))
     return (None, edge_label_index) if isinstance(edge_label_index, Tensor) else edge_label_index
+
+
+def _edge_type(data: HeteroData, given: Any, *, may_be_new: bool) -> Any:
+    """An edge type in full. PyG takes (source, destination) and (name,) as well; links may be of a type that has no
+    edges, between types of nodes that are there."""
+    names = (given,) if isinstance(given, str) else tuple(given)
+    if all(isinstance(name, str) for name in names) and 1 <= len(names) <= 3:
+        found = data._to_canonical(*names)
+        is_new = len(names) == 3 and {names[0], names[2]} <= set(data.node_types)
+        if found in data.edge_types or (is_new and may_be_new):
+            return found
+    known = data.edge_types
+    raise ValueError(f"edge_label_index: there is no edge type {given!r}, only {some(known, near=given)}")
 
 
 def check_links(inputs: EdgeSamplerInput, data: Any, sampler: BaseSampler, may_be_empty: bool = False) -> None:

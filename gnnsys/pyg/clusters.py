@@ -14,7 +14,9 @@ from torch_geometric.data import Data
 from torch_geometric.loader.cluster import Partition
 
 from gnnsys.graph import NODE, Graph
+from gnnsys.loader import check_seed, knows_words
 from gnnsys.ops import CSC, induced_coo
+from gnnsys.pyg.arguments import INSTEAD, TORCH_WORDS
 from gnnsys.pyg.subgraph_loader import InducedLoader, check_data
 from gnnsys.sampling import SampleKey, cluster
 
@@ -27,6 +29,7 @@ class ClusterData(torch_geometric.loader.ClusterData):
     Directed edges count in both directions for METIS. A file in `save_dir` is read as numbers alone, never as code.
     """
 
+    @knows_words()
     def __init__(
         self,
         data: Any,
@@ -49,7 +52,7 @@ class ClusterData(torch_geometric.loader.ClusterData):
         self.recursive = recursive
         self.keep_inter_cluster_edges = keep_inter_cluster_edges
         self.sparse_format = sparse_format
-        self.seed = seed
+        self.seed = check_seed(seed)
         path = None
         if save_dir is not None:
             folder = f"part_{num_parts}{'_recursive' if recursive else ''}"
@@ -93,6 +96,7 @@ class ClusterLoader(InducedLoader, torch_geometric.loader.ClusterLoader):
     `cluster_data` may be ours or PyG's. `seed` changes nothing, as nothing is drawn but the order of clusters.
     """
 
+    @knows_words(TORCH_WORDS, instead=INSTEAD)
     def __init__(self, cluster_data: torch_geometric.loader.ClusterData, **kwargs: Any) -> None:
         if not isinstance(cluster_data, torch_geometric.loader.ClusterData):
             raise ValueError(

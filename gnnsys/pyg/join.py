@@ -77,6 +77,12 @@ class DataJoin:
                 batch[name] = None if ids is None else self._select(store, name, value, ids)
 
     def _select(self, store: Any, name: str, value: Any, ids: Tensor) -> Any:
+        kind = _unpickable(value)
+        if kind:
+            raise ValueError(
+                f"{name!r} is a {kind}, of which no rows can be picked: store a dense tensor, or take it out of data "
+                "before the loader is made"
+            )
         dim = store._parent().__cat_dim__(name, value, store)
         if isinstance(value, Tensor) and dim == 0 and type(value) is Tensor:
             return TensorSource(value).gather(ids, None, ReadContext(buffers=self._buffers))
@@ -120,6 +126,14 @@ class DataJoin:
             if edge_type in out.row and edge_type in out.col:
                 batch[edge_type].edge_index = torch.stack([out.row[edge_type], out.col[edge_type]])
         return batch
+
+
+def _unpickable(value: Any) -> str:
+    """What a value is of which PyG can pick no rows; nothing where it can."""
+    if isinstance(value, Tensor):
+        can = value.layout in (torch.strided, torch.sparse_coo)
+        return "" if can else f"tensor of layout {value.layout}"
+    return "" if isinstance(value, np.ndarray) or hasattr(value, "device") else type(value).__name__
 
 
 def in_edge_order(out: SamplerOutput | HeteroSamplerOutput, permutation: Any) -> SamplerOutput | HeteroSamplerOutput:

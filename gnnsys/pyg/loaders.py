@@ -18,8 +18,10 @@ from torch_geometric.sampler.base import SubgraphType
 
 from gnnsys.comm import use_context
 from gnnsys.graph import EdgeType
-from gnnsys.loader import Names
+from gnnsys.loader import Names, as_values, knows_words
 from gnnsys.pyg.arguments import (
+    INSTEAD,
+    PYG_WORDS,
     check_kwargs,
     check_links,
     check_nodes,
@@ -44,6 +46,7 @@ class NeighborLoader(ThreadedLoader, torch_geometric.loader.NeighborLoader):
     `fetch` names the arrays that batches have, and floats travel between machines as `wire_dtype`.
     """
 
+    @knows_words(PYG_WORDS, instead=INSTEAD)
     def __init__(
         self,
         data: Any,
@@ -69,7 +72,7 @@ class NeighborLoader(ThreadedLoader, torch_geometric.loader.NeighborLoader):
         **kwargs: Any,
     ) -> None:
         check_kwargs(kwargs)
-        graph = graph_of(data)
+        graph, input_time = graph_of(data), as_values(input_time, "input_time")
         data = data if graph is None else stores(graph)
         if input_time is not None and time_attr is None:
             raise ValueError(
@@ -141,6 +144,7 @@ class LinkNeighborLoader(ThreadedLoader, torch_geometric.loader.LinkNeighborLoad
     have it beside `edge_label`, with ones for negatives; of triplets there is one for each of `dst_pos_index`.
     """
 
+    @knows_words(PYG_WORDS, instead=INSTEAD)
     def __init__(
         self,
         data: Any,
@@ -172,6 +176,8 @@ class LinkNeighborLoader(ThreadedLoader, torch_geometric.loader.LinkNeighborLoad
     ) -> None:
         check_kwargs(kwargs)
         graph, given, links = graph_of(data), edge_label_index, None
+        edge_label = as_values(edge_label, "edge_label")
+        edge_label_time = as_values(edge_label_time, "edge_label_time")
         data = data if graph is None else stores(graph)
         if (edge_label_time is None) != (time_attr is None):
             there, missing = "time_attr", "edge_label_time"

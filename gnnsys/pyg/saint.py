@@ -17,7 +17,9 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gnnsys.graph import EDGE, NODE, Graph
+from gnnsys.loader import knows_words
 from gnnsys.ops import CSC, induced_coo
+from gnnsys.pyg.arguments import INSTEAD, TORCH_WORDS
 from gnnsys.pyg.subgraph_loader import InducedLoader, check_data, edges_of
 from gnnsys.sampling import SaintEdgeSampler, SaintNodeSampler, SaintSampler, SaintWalkSampler, SampleKey
 
@@ -31,6 +33,7 @@ class _GraphSAINT(InducedLoader):
 
     _kind: ClassVar[Callable[..., SaintSampler]]
 
+    @knows_words(TORCH_WORDS, instead=INSTEAD)
     def __init__(
         self,
         data: Any,
@@ -143,6 +146,7 @@ class GraphSAINTRandomWalkSampler(_GraphSAINT, torch_geometric.loader.GraphSAINT
 
     _kind = SaintWalkSampler
 
+    @knows_words(TORCH_WORDS, instead=INSTEAD)
     def __init__(
         self,
         data: Any,

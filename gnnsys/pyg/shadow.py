@@ -9,9 +9,10 @@ import torch_geometric.loader
 from torch import Tensor
 from torch_geometric.data import Batch
 
-from gnnsys.graph import EDGE, NODE, Graph, ids_of
+from gnnsys.graph import EDGE, NODE, Graph, chosen_ids
+from gnnsys.loader import knows_words
 from gnnsys.ops import CSC, induced_coo
-from gnnsys.pyg.arguments import check_seeds
+from gnnsys.pyg.arguments import INSTEAD, TORCH_WORDS, check_seeds
 from gnnsys.pyg.subgraph_loader import InducedLoader, check_data, edges_of
 from gnnsys.sampling import NeighborSampler as Sampler
 from gnnsys.sampling import SampleKey
@@ -27,6 +28,7 @@ class ShaDowKHopSampler(InducedLoader, torch_geometric.loader.ShaDowKHopSampler)
     labels of roots alone. `seed` fixes what is drawn; by default torch's generator does.
     """
 
+    @knows_words(TORCH_WORDS, instead=INSTEAD)
     def __init__(
         self,
         data: Any,
@@ -49,7 +51,7 @@ class ShaDowKHopSampler(InducedLoader, torch_geometric.loader.ShaDowKHopSampler)
         if node_idx is None:
             self.node_idx = torch.arange(num_nodes, device="cpu")
         else:
-            self.node_idx = ids_of(node_idx, num_nodes, "node_idx").long().cpu()
+            self.node_idx = chosen_ids(node_idx, num_nodes, "node_idx").long().cpu()
         check_seeds("node_idx", self.node_idx, num_nodes)
         self._csc = CSC.from_edge_index(edges_of(data), num_nodes, narrow=True)
         graph = Graph({NODE: num_nodes}, {EDGE: self._csc})

@@ -123,13 +123,23 @@ def _read_data(data: Data, is_sorted: bool) -> tuple[Graph, torch.dtype]:
 def _read_hetero(data: HeteroData, is_sorted: bool) -> tuple[Graph, torch.dtype]:
     num_nodes = {}
     for node_type in data.node_types:
-        count = data[node_type].num_nodes
+        store = data[node_type]
+        if len(store) == 0 and not any(node_type in (t[0], t[2]) for t in data.edge_types):
+            num_nodes[node_type] = 0  # data["papre"], once looked at, is there
+            continue
+        count = store.num_nodes
         if count is None:
             raise ValueError(f"data[{node_type!r}].num_nodes is unknown: set it, or give its nodes features")
         num_nodes[node_type] = count
     csc: dict[EdgeType, CSC] = {}
     dtypes = set()
     for edge_type, store in data.edge_items():
+        for end in (edge_type[0], edge_type[2]):
+            if end not in num_nodes:
+                raise ValueError(
+                    f"data[{edge_type!r}] has edges of nodes {end!r}, which are not there: set "
+                    f"data[{end!r}].num_nodes, or give them features"
+                )
         size = num_nodes[edge_type[0]], num_nodes[edge_type[2]]
         csc[edge_type], dtype = _read_edges(store, size, is_sorted, f"data[{edge_type!r}]")
         dtypes.add(dtype)
@@ -162,6 +172,8 @@ def _read_remote(features: FeatureStore, edges: GraphStore, time_attr: str | Non
                 raise ValueError("Temporal sampling requires that edges are stored in either COO or CSC layout")
     by_type = {attr.edge_type: attr for attr in sorted(attrs, key=lambda attr: _LAYOUT_ORDER.index(attr.layout))}
     if None in by_type:
+        if by_type[None].size is None:
+            raise ValueError("the GraphStore's edges have no size: put_edge_index(..., size=(num_nodes, num_nodes))")
         size = max(by_type[None].size)
         csc, dtype = _read_remote_edges(edges, by_type[None], (size, size))
         structure = PygStructure(Graph({NODE: size}, {EDGE: csc}), False, dtype, time_attr)

@@ -21,8 +21,10 @@ from gnnsys.loader import NAME as MADE_OF
 from gnnsys.loader import (
     LoadingWork,
     Names,
+    SameOptions,
     check_made_of,
     check_sampling,
+    check_seed,
     default_num_threads,
     graph_identity,
     plain,
@@ -72,7 +74,7 @@ class ThreadedLoader(torch.utils.data.DataLoader):
         `own_values`: arguments with one value per input, such as times.
         """
         self._of_this_process = OfThisProcess(type(self).__name__)
-        self.seed = seed
+        self.seed = None if seed is None else check_seed(seed)
         self.progress: Epoch | None = None
         self._running: Running | None = None  # with persistent workers
         self._resume: dict[str, Any] | None = None
@@ -92,6 +94,7 @@ class ThreadedLoader(torch.utils.data.DataLoader):
         ids = InputIds(inputs.ids) if isinstance(inputs, Share) else None
         given = [name for name, values in (own_values or {}).items() if values is not None]
         self.ranks = Ranks(graph, inputs, ids, given)
+        self._same_options = SameOptions(self.ranks, self._largest)
         if graph is not None:
             join = PartsJoin(graph, kwargs.get("custom_cls"), fetch, wire_dtype)
             self.own_threads = default_num_threads(LoadingWork.MACHINES if join.waits else LoadingWork.HOST)
@@ -221,6 +224,9 @@ class ThreadedLoader(torch.utils.data.DataLoader):
     # -- epochs and state ----------------------------------------------------------------------------------------------
 
     def __iter__(self) -> EpochIterator:  # type: ignore[override]
+        if not self._same_options.is_over:
+            cut = {"batch_size": self.batch_size, "drop_last": self.drop_last, "shuffle": self.shuffles}
+            self._same_options.check({"loader": type(self).__name__, **cut, **self._options_of_sampling()})
         if not self.persistent_workers:
             return EpochIterator(self, Running(self))
         if self._running is None:
@@ -311,9 +317,15 @@ class ThreadedLoader(torch.utils.data.DataLoader):
             return {}
         if self._graph_identity is None:
             self._graph_identity = graph_identity(self._sampler.graph)
+        return {MADE_OF: {"graph": self._graph_identity, "inputs": None, "sampling": self._options_of_sampling()}}
+
+    def _options_of_sampling(self) -> dict[str, Any]:
+        """What all ranks have in common of how they sample. Empty for a user's sampler."""
+        if not isinstance(self._sampler, NeighborSampler):
+            return {}
         negatives = self._sampler.told_negatives(self.input_data.input_type, getattr(self, "neg_sampling", None))
-        options = {**self._sampler.options(), "neg_sampling": negatives}
-        return {MADE_OF: {"graph": self._graph_identity, "inputs": None, "sampling": plain(options)}}
+        told: dict[str, Any] = plain({**self._sampler.options(), "neg_sampling": negatives})
+        return told
 
     def input_ids(self, input_id: Tensor) -> Tensor:
         """Ids of a batch's inputs, by its `input_id`, if they are a share. Also for inputs left over by other ranks."""

@@ -231,7 +231,7 @@ def test_what_is_not_supported_says_so_early() -> None:
         ours.DataLoader(g, torch.arange(5), ours.NeighborSampler([2]), use_ddp=True)
     with pytest.raises(ValueError, match="exclude_eids"):
         ours.NeighborSampler([2]).sample_blocks(g, torch.arange(3), exclude_eids=torch.tensor([-1]))
-    with pytest.raises(ValueError, match="input_nodes"):
+    with pytest.raises(ValueError, match="indices must be in"):
         ours.DataLoader(g, torch.tensor([300]), ours.NeighborSampler([2]))
 
 
@@ -275,3 +275,76 @@ def test_a_mask_given_as_integers_is_refused_when_our_loader_is_made():
     for given in (mask.long(), mask.int(), {"_N": mask.long()}):
         with pytest.raises(ValueError, match=r"all 0 or 1.*write mask.bool\(\)"):
             ours.DataLoader(g, given, ours.NeighborSampler([2]), batch_size=5)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"batchsize": 2}, r"takes no 'batchsize': did you mean 'batch_size'\?"),
+        ({"prefetch_factor": 2}, "takes no 'prefetch_factor': write prefetch"),
+        ({"worker_init_fn": print}, "takes no 'worker_init_fn': it is torch's"),
+        ({"gpu_cache": {}}, "takes no 'gpu_cache': features stay in host memory"),
+    ],
+)
+def test_words_that_the_loader_does_not_know_are_refused_with_what_was_meant(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(TypeError, match=f"^DataLoader {told}"):
+        ours.DataLoader(plain_graph(), torch.arange(5), ours.NeighborSampler([2]), **given)
+
+
+def test_words_that_a_sampler_does_not_know_are_refused_with_what_was_meant() -> None:
+    for make, told in (
+        (lambda: ours.NeighborSampler(fanout=[2]), r"NeighborSampler takes no 'fanout': did you mean 'fanouts'\?"),
+        (lambda: ours.LaborSampler([2], layer_dependent=True), "LaborSampler takes no 'layer_dependent': did you"),
+        (lambda: ours.ShaDowKHopSampler([2], probs="w"), r"ShaDowKHopSampler takes no 'probs': did you mean 'prob'\?"),
+        (lambda: ours.SAINTSampler("node", budgets=2), r"SAINTSampler takes no 'budgets': did you mean 'budget'\?"),
+        (
+            lambda: ours.MultiLayerFullNeighborSampler(2, masks="keep"),
+            r"MultiLayerFullNeighborSampler takes no 'masks': did you mean 'mask'\?",
+        ),
+    ):
+        with pytest.raises(TypeError, match=f"^{told}"):
+            make()
+
+
+@pytest.mark.parametrize("name", ["seed", "ddp_seed"])
+def test_a_seed_that_is_no_whole_number_is_refused_when_the_loader_is_made(name: str) -> None:
+    with pytest.raises(ValueError, match=f"^{name} must be a whole number, got 'a'"):
+        ours.DataLoader(plain_graph(), torch.arange(5), ours.NeighborSampler([2]), **{name: "a"})
+
+
+def test_what_cannot_be_sampled_is_refused_in_dgls_words() -> None:
+    g, make = plain_graph(), ours.DataLoader
+    sampler = ours.NeighborSampler([2])
+    mask = torch.arange(g.num_nodes()) % 2
+    for given, told in (
+        ((None, torch.arange(3), sampler), "graph must be a DGLGraph, or what gnnsys.open returns, got NoneType"),
+        ((g, torch.empty(0, dtype=torch.int64), sampler), "indices is empty: there are no nodes of type 'node'"),
+        ((g, torch.tensor([3, 300]), sampler), r"indices must be in \[0, 300\), got 3 to 300"),
+        ((g, mask, sampler), "indices holds 300 integers, all 0 or 1.* write mask.bool"),
+        ((g, torch.arange(3), ours.NeighborSampler([2], prob="v")), r"prob: no edges have 'v', only \['keep', 'w'\]"),
+        ((g, torch.arange(3), ours.NeighborSampler([2], mask="kep")), r"mask: no edges have 'kep', .* mean 'keep'\?"),
+        (
+            (g, torch.arange(3), ours.NeighborSampler([2], prefetch_node_feats="feat")),
+            r"features to prefetch are lists of names, got 'feat': write \['feat'\]",
+        ),
+    ):
+        with pytest.raises(ValueError, match=f"^{told}"):
+            make(*given)
+
+
+@pytest.mark.parametrize("fanouts", [3, "3", {"w": 2}])
+def test_fanouts_that_are_no_list_are_refused(fanouts: Any) -> None:
+    for make in (ours.NeighborSampler, ours.LaborSampler, ours.ShaDowKHopSampler):
+        with pytest.raises(ValueError, match="fanouts must be a list with an entry for each layer, got "):
+            make(fanouts)
+
+
+def test_scripts_read_what_dgls_loader_has() -> None:
+    g, indices = plain_graph(), torch.arange(10)
+    loader = ours.DataLoader(g, indices, ours.NeighborSampler([2]), batch_size=3, drop_last=True, num_workers=1)
+    theirs = dgl.dataloading.DataLoader(g, indices, dgl.dataloading.NeighborSampler([2]), batch_size=3, drop_last=True)
+    for name in ("shuffle", "use_ddp", "ddp_seed"):
+        assert getattr(loader, name) == getattr(theirs, name)
+    assert loader.indices is indices and (loader.batch_size, loader.drop_last, loader.num_workers) == (3, True, 1)
+    with loader.enable_cpu_affinity(loader_cores=[0], compute_cores=[0], verbose=False):
+        assert sum(1 for _ in loader) == 3

@@ -182,3 +182,24 @@ def test_links_mean_the_same_whatever_holds_them() -> None:
                 LinkNeighborLoader(graph, [2], edge_label_index=given)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"gnnsys\.split"):  # a mask of edges: a share of them says which
         LinkNeighborLoader(graph, [2], edge_label_index=torch.ones(graph.num_edges(), dtype=torch.bool))
+
+
+@pytest.mark.parametrize("hold", [hold for name, hold in HOLDERS.items() if name != "numpy of objects"])
+def test_values_of_inputs_mean_the_same_whatever_holds_them(hold: Callable[[Tensor], Any]) -> None:
+    graph, values = homogeneous(), torch.tensor([7, 8])
+    graph.set_node_data("time", torch.zeros(graph.num_nodes(), dtype=torch.int64))
+    options: dict[str, Any] = {"time_attr": "time", "batch_size": 2, "num_threads": 0}
+    batch = next(iter(NeighborLoader(graph, [2], input_nodes=[4, 5], input_time=hold(values), **options)))
+    assert batch.seed_time.tolist() == [7, 8]
+    labels = {"edge_label": hold(values), "edge_label_time": hold(values)}
+    batch = next(iter(LinkNeighborLoader(graph, [2], edge_label_index=graph.edge_index()[:, :2], **labels, **options)))
+    assert batch.edge_label.tolist() == [7, 8]
+
+
+@pytest.mark.parametrize("given", ["late", 3, ["a"]])
+def test_values_of_inputs_that_are_none_are_refused(given: Any) -> None:
+    graph = homogeneous()
+    with pytest.raises(ValueError, match=r"^input_time must be a tensor with one entry per input, got "):
+        NeighborLoader(graph, [2], input_nodes=[4], input_time=given, time_attr="time")
+    with pytest.raises(ValueError, match=r"^edge_label must be a tensor with one entry per input, got "):
+        LinkNeighborLoader(graph, [2], edge_label=given)

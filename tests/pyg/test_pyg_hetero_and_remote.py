@@ -14,6 +14,7 @@ from torch_geometric.testing import MyFeatureStore, MyGraphStore  # noqa: E402
 from gnnsys.pyg import LinkNeighborLoader, NeighborLoader, NeighborSampler  # noqa: E402
 
 WRITES, WRITTEN, CITES = ("author", "writes", "paper"), ("paper", "rev_writes", "author"), ("paper", "cites", "paper")
+LINKS = torch.tensor([[0, 1], [5, 6]])
 SIZES = {"paper": 120, "author": 50, "venue": 4}
 
 
@@ -318,3 +319,40 @@ def test_remote_times_are_respected(data: HeteroData) -> None:
         papers = batch["paper"]
         assert bool((papers.time <= papers.time[papers.batch]).all())
         assert isinstance(papers.time, Tensor)
+
+
+def test_an_edge_type_that_does_not_exist_is_refused_with_those_that_do(data: HeteroData) -> None:
+    wrong = ("author", "writs", "paper")
+    for given in (wrong, (wrong, None), (("autor", "writes", "paper"), LINKS)):
+        with pytest.raises(ValueError, match=r"edge_label_index: there is no edge type .* only \[\('author', 'writes'"):
+            LinkNeighborLoader(data, [2], edge_label_index=given)
+    assert data.edge_types == [WRITES, WRITTEN, CITES] and data.node_types == list(SIZES)
+
+
+@pytest.mark.parametrize("given", [("author", "paper"), (("author", "paper"), None), (WRITES, None)])
+def test_an_edge_type_may_be_named_as_in_pyg(data: HeteroData, given: tuple[object, ...]) -> None:
+    batch = next(iter(LinkNeighborLoader(data, [2], edge_label_index=given, batch_size=3)))
+    assert batch[WRITES].input_id.tolist() == [0, 1, 2]
+
+
+def test_links_may_be_of_a_type_that_has_no_edges(data: HeteroData) -> None:
+    likes = ("author", "likes", "paper")
+    loader = LinkNeighborLoader(data, [2], edge_label_index=(likes, LINKS), neg_sampling="binary", batch_size=2)
+    batch = next(iter(loader))
+    src, dst = batch[likes].edge_label_index[:, :2]
+    assert batch["author"].n_id[src].tolist() == [0, 1] and batch["paper"].n_id[dst].tolist() == [5, 6]
+    assert batch[likes].edge_label.tolist() == [1, 1, 0, 0]
+
+
+def test_a_type_that_was_only_looked_at_is_an_empty_one(data: HeteroData) -> None:
+    expected = next(iter(NeighborLoader(data, [-1], input_nodes="paper", batch_size=4)))
+    assert len(data["papre"]) == 0 and "papre" in data.node_types
+    batch = next(iter(NeighborLoader(data, [-1], input_nodes="paper", batch_size=4)))
+    assert batch["papre"].n_id.numel() == 0
+    assert torch.equal(batch["paper"].n_id, expected["paper"].n_id)
+
+
+def test_edges_of_nodes_that_are_not_there_are_refused(data: HeteroData) -> None:
+    data["paper", "about", "topic"].edge_index = torch.zeros(2, 3, dtype=torch.int64)
+    with pytest.raises(ValueError, match=r"has edges of nodes 'topic', .* set data\['topic'\]\.num_nodes"):
+        NeighborLoader(data, [2], input_nodes="paper")

@@ -234,3 +234,90 @@ def test_options_of_our_own_loaders_are_refused_with_their_name(name: str) -> No
     for make in (gnnsys.pyg.NeighborLoader, gnnsys.pyg.LinkNeighborLoader):
         with pytest.raises(ValueError, match=rf"take no {name}: use gnnsys\.NeighborLoader"):
             make(plain(), [2], **{name: "auto"})
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"num_neighbor": [2]}, r"takes no 'num_neighbor': did you mean 'num_neighbors'\?"),
+        ({"num_neighbors": [2], "batchsize": 2}, r"takes no 'batchsize': did you mean 'batch_size'\?"),
+        ({"num_neighbors": [2], "device": "cuda"}, r"takes no 'device': .* write batch\.to\(device\)"),
+        ({"num_neighbors": [2], "num_threads": 2}, "takes no 'num_threads': write num_workers"),
+        ({"num_neighbors": [2], "across_epochs": False}, r"takes no 'across_epochs': .*gnnsys\.NeighborLoader"),
+    ],
+)
+def test_words_that_no_loader_of_pygs_knows_are_refused_with_what_was_meant(given: dict[str, Any], told: str) -> None:
+    for make in (gnnsys.pyg.NeighborLoader, gnnsys.pyg.LinkNeighborLoader):
+        with pytest.raises(TypeError, match=f"^{make.__name__} {told}"):
+            make(plain(), **given)
+
+
+def test_words_of_torchs_and_of_pygs_go_through() -> None:
+    torchs = {"pin_memory_device": "", "in_order": True, "timeout": 0, "multiprocessing_context": None}
+    pygs = {"dataset": None, "collate_fn": None, "custom_cls": None, "input_id": torch.arange(5)}
+    loader = gnnsys.pyg.NeighborLoader(plain(), [2], torch.arange(5), batch_size=5, **torchs, **pygs)
+    assert next(iter(loader)).input_id.tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("seed", ["a", 1.5])
+def test_a_seed_that_is_no_whole_number_is_refused_when_the_loader_is_made(seed: Any) -> None:
+    data = plain()
+    for make in (
+        lambda: gnnsys.pyg.NeighborLoader(data, [2], seed=seed),
+        lambda: gnnsys.pyg.LinkNeighborLoader(data, [2], seed=seed),
+        lambda: gnnsys.pyg.ShaDowKHopSampler(data, 2, 3, seed=seed),
+        lambda: gnnsys.pyg.GraphSAINTNodeSampler(data, 10, seed=seed),
+        lambda: gnnsys.pyg.ClusterData(data, 2, seed=seed),
+    ):
+        with pytest.raises(ValueError, match=f"^seed must be a whole number, got {seed!r}$"):
+            make()
+
+
+def test_a_mask_as_integers_is_refused_by_shadow_as_by_the_other_loaders() -> None:
+    data = plain()
+    mask = torch.arange(data.num_nodes) % 3 == 0
+    with pytest.raises(ValueError, match=r"^node_idx holds .* this looks like a mask: write mask\.bool\(\)"):
+        gnnsys.pyg.ShaDowKHopSampler(data, 2, 3, node_idx=mask.long())
+    assert gnnsys.pyg.ShaDowKHopSampler(data, 2, 3, node_idx=mask).node_idx.tolist() == mask.nonzero().view(-1).tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.int16])
+def test_rows_keep_their_type_as_in_pyg(dtype: torch.dtype) -> None:
+    data = plain()
+    rows, of_edges = torch.randn(data.num_nodes, 3) * 9, torch.randn(data.num_edges, 2) * 9
+    data.x, data.edge_attr = rows.to(dtype), of_edges.to(dtype)
+    for workers in (0, 1):
+        for batch in gnnsys.pyg.NeighborLoader(data, [3, 2], batch_size=50, num_workers=workers):
+            assert batch.x.dtype == dtype and torch.equal(batch.x, data.x[batch.n_id])
+            assert batch.edge_attr.dtype == dtype and torch.equal(batch.edge_attr, data.edge_attr[batch.e_id])
+
+
+@pytest.mark.parametrize("make", [list, np.array, torch.tensor], ids=["list", "numpy", "tensor"])
+def test_values_of_inputs_may_be_held_by_anything(make: Any) -> None:
+    data, options = plain(), {"time_attr": "time", "batch_size": 2}
+    data.time = torch.zeros(data.num_nodes, dtype=torch.int64)
+    batch = next(iter(gnnsys.pyg.NeighborLoader(data, [2], [4, 5], input_time=make([7, 8]), **options)))
+    assert batch.seed_time.tolist() == [7, 8]
+    given = {"edge_label": make([3, 4]), "edge_label_time": make([7, 8]), **options}
+    batch = next(iter(gnnsys.pyg.LinkNeighborLoader(data, [2], data.edge_index[:, :2], **given)))
+    assert batch.edge_label.tolist() == [3, 4] and batch.edge_label_time.tolist() == [7, 8]
+
+
+@pytest.mark.parametrize("given", ["train", {"a": 1}, ["a", "b"], 3])
+def test_values_of_inputs_that_are_none_are_refused_when_the_loader_is_made(given: Any) -> None:
+    with pytest.raises(ValueError, match=r"^edge_label must be a tensor with one entry per input, got "):
+        gnnsys.pyg.LinkNeighborLoader(plain(), [2], edge_label=given)
+
+
+def test_an_array_of_which_no_rows_can_be_picked_is_named() -> None:
+    data = plain()
+    num_nodes = data.num_nodes
+    for value, kind in ((["a"] * num_nodes, "list"), (torch.eye(num_nodes).to_sparse_csr(), r"tensor of layout .*csr")):
+        data.names = value
+        with pytest.raises(ValueError, match=f"'names' is a {kind}, of which no rows can be picked"):
+            next(iter(gnnsys.pyg.NeighborLoader(data, [2])))
+
+
+def test_a_store_of_edges_without_a_size_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^the GraphStore's edges have no size: put_edge_index\(\.\.\., size="):
+        gnnsys.pyg.NeighborLoader((plain(), plain()), [2], torch.arange(3))

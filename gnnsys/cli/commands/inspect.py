@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gnnsys.cli.early_refusals import check_are_parts
+
 if TYPE_CHECKING:
     from gnnsys.partition import VerifyReport
 
@@ -32,15 +34,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    fanouts = None if args.fanouts is None else _fanouts(args.fanouts)
+    if args.json is not None and not args.json.absolute().parent.is_dir():
+        raise ValueError(f"--json {args.json}: the folder {args.json.parent} does not exist")
+    check_are_parts(args.parts)
     from gnnsys.cli.progress import Progress
     from gnnsys.graph import MANIFEST
     from gnnsys.partition import check_plot_file, inspect_parts, open_parts, write_plot
 
-    fanouts = None if args.fanouts is None else _fanouts(args.fanouts)
     if args.plot is not None:
         check_plot_file(args.plot)
-    if args.json is not None and not args.json.absolute().parent.is_dir():
-        raise ValueError(f"--json {args.json}: the folder {args.json.parent} does not exist")
     if not (args.parts / MANIFEST).is_file():
         open_parts(args.parts)  # says what it is not, and how to make one
     verified = ""

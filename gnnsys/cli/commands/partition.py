@@ -12,6 +12,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gnnsys.cli.early_refusals import check_counts, check_is_free, check_source
+
 if TYPE_CHECKING:
     from gnnsys.graph import Graph
     from gnnsys.partition import MemoryPlan, Partitioned
@@ -71,6 +73,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    check_counts(args.parts, args.trainers_per_part, args.halo_hops)
+    check_is_free(args.out, overwrite=args.overwrite)
+    check_source(args.source)
     from gnnsys.cli.progress import Progress
     from gnnsys.cli.source import opened_source
     from gnnsys.partition import (

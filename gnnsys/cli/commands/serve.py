@@ -10,6 +10,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from gnnsys.cli.early_refusals import check_are_parts
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("parts_dir", metavar="DIR", type=Path, help="a directory that gnnsys partition wrote")
@@ -25,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    check_are_parts(args.parts_dir)
     import contextlib
     import signal
     import tempfile
