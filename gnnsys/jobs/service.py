@@ -154,7 +154,8 @@ class JobService:
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             self.turn()
-            if (not queue.running and not queue.queued) or (stop is not None and stop.is_set()):
+            is_empty = not self._is_full and not queue.running and not queue.queued  # full: not all that wait are known
+            if is_empty or (stop is not None and stop.is_set()):
                 break
             if deadline is not None and time.monotonic() > deadline:
                 left = [*queue.running, *queue.queued]
