@@ -79,13 +79,8 @@ class Identity:
     def state(self) -> dict[str, Any]:
         if not self._told:
             inputs = None if self._inputs is None else checksum(*self._inputs)
-            self._told = {"graph": graph_identity(self._graph), "inputs": inputs, "sampling": self.sampling()}
+            self._told = {"graph": graph_identity(self._graph), "inputs": inputs, "sampling": plain(self._options)}
         return dict(self._told)
-
-    def sampling(self) -> dict[str, Any]:
-        """The options of its sampling, which all ranks have in common."""
-        told: dict[str, Any] = plain(self._options)
-        return told
 
     def check(self, state: Mapping[str, Any]) -> None:
         """ValueError for a state of another loader; what a state does not say (an older one) is not compared."""
@@ -93,7 +88,7 @@ class Identity:
 
     def check_sampling(self, state: Mapping[str, Any]) -> None:
         """The same of what all ranks have in common, however many they are."""
-        check_sampling(state, self.sampling())
+        check_sampling(state, self.state()["sampling"])
 
 
 def check_made_of(state: Mapping[str, Any], ours: Callable[[], Mapping[str, Any] | None]) -> None:

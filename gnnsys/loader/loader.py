@@ -224,7 +224,8 @@ class Loader(Resumable):
     def __iter__(self) -> Iterator[Batch]:
         at = self._at
         if not self._same_options.is_over:
-            self._same_options.check(self._options_of_all())
+            cut = {"batch_size": self._schedule.batch_size, "drop_last": self._schedule.drop_last}
+            self._same_options.check(cut)
         if self._shuffling.agree(at.epoch + (at.batch > 0), goes_on=self._is_resuming and at.batch > 0):
             self._drop_order()
         if len(self) == 0:
@@ -243,11 +244,6 @@ class Loader(Resumable):
         return self._epoch(
             self._iteration, self._pipeline_at(begins) if planned is None else planned.at(begins, self.epoch)
         )
-
-    def _options_of_all(self) -> dict[str, Any]:
-        """What must be the same on all ranks, if their inputs are shares."""
-        cut = {name: getattr(self._schedule, name) for name in ("batch_size", "drop_last", "shuffle")}
-        return {"loader": type(self).__name__, **cut, **self._identity.sampling()}
 
     def _epoch(self, iteration: int, pipeline: Iterator[Batch]) -> Iterator[Batch]:
         epoch, end = self.epoch, self._schedule.first(self.epoch + 1)

@@ -225,8 +225,7 @@ class ThreadedLoader(torch.utils.data.DataLoader):
 
     def __iter__(self) -> EpochIterator:  # type: ignore[override]
         if not self._same_options.is_over:
-            cut = {"batch_size": self.batch_size, "drop_last": self.drop_last, "shuffle": self.shuffles}
-            self._same_options.check({"loader": type(self).__name__, **cut, **self._options_of_sampling()})
+            self._same_options.check({"batch_size": self.batch_size, "drop_last": self.drop_last})
         if not self.persistent_workers:
             return EpochIterator(self, Running(self))
         if self._running is None:
@@ -317,15 +316,9 @@ class ThreadedLoader(torch.utils.data.DataLoader):
             return {}
         if self._graph_identity is None:
             self._graph_identity = graph_identity(self._sampler.graph)
-        return {MADE_OF: {"graph": self._graph_identity, "inputs": None, "sampling": self._options_of_sampling()}}
-
-    def _options_of_sampling(self) -> dict[str, Any]:
-        """What all ranks have in common of how they sample. Empty for a user's sampler."""
-        if not isinstance(self._sampler, NeighborSampler):
-            return {}
         negatives = self._sampler.told_negatives(self.input_data.input_type, getattr(self, "neg_sampling", None))
-        told: dict[str, Any] = plain({**self._sampler.options(), "neg_sampling": negatives})
-        return told
+        options = {**self._sampler.options(), "neg_sampling": negatives}
+        return {MADE_OF: {"graph": self._graph_identity, "inputs": None, "sampling": plain(options)}}
 
     def input_ids(self, input_id: Tensor) -> Tensor:
         """Ids of a batch's inputs, by its `input_id`, if they are a share. Also for inputs left over by other ranks."""

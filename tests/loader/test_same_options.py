@@ -1,9 +1,9 @@
-"""Ranks that share seeds find out that their loaders differ, and a loader that one rank alone has holds nobody up."""
+"""Ranks that share seeds find out that they cut them differently, and no loader holds anybody up."""
 
 import json
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter
 
 import pytest
 import torch.distributed as dist
@@ -18,145 +18,80 @@ from tests.support.processes import run_ranks
 GRAPH = sbm(200, seed=1)
 
 
-@pytest.fixture
-def job(monkeypatch):
-    """Ranks of this process, in one store. Each calls `SameOptions` from where its test does."""
-    store = dist.HashStore()
-    monkeypatch.setattr(same_options, "_store_of", lambda ranks: store)
-    monkeypatch.setattr(same_options, "_waited_in_vain", set())
-    counts = threading.local()
-
-    def numbered(place):  # every rank counts for itself, as in its own process
-        known = counts.__dict__.setdefault("places", {})
-        known[place] = known.get(place, 0) + 1
-        return f"{place}/{known[place]}"
-
-    monkeypatch.setattr(same_options, "numbered", numbered)
-    return monkeypatch
-
-
-def ranks_of(rank, world_size=2, what="train"):
-    seeds = split(GRAPH, what, placement=Placement(rank, (0,) * world_size, ()))
+def ranks_of(rank, what="train"):
+    seeds = split(GRAPH, what, placement=Placement(rank, (0, 0), ()))
     return Ranks(GRAPH, seeds, None), seeds.largest
 
 
-def on_ranks(work, world_size=2):
-    """What `work(rank)` returns or raises on every rank, each in a thread."""
+@pytest.fixture
+def made(monkeypatch):
+    """Makes the comparison of a loader of a rank. All ranks are in this process, and in one store."""
+    store, count = dist.HashStore(), Counter()
+    rank_now = [0]
 
-    def run(rank):
-        try:
-            return work(rank)
-        except ValueError as error:
-            return str(error)
+    def numbered(place):  # every rank counts for itself, as in its own process
+        count[rank_now[0], place] += 1
+        return f"{place}/{count[rank_now[0], place]}"
 
-    with ThreadPoolExecutor(world_size) as threads:
-        return list(threads.map(run, range(world_size)))
+    def make(rank, what="train"):
+        rank_now[0] = rank
+        return SameOptions(*ranks_of(rank, what))
 
-
-def patient(job):
-    job.setattr(same_options, "_WAIT_SECONDS", 120.0)
-
-
-def hasty(job):
-    job.setattr(same_options, "_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(same_options, "_store_of", lambda ranks: store)
+    monkeypatch.setattr(same_options, "numbered", numbered)
+    return make
 
 
-def test_ranks_with_other_options_are_all_refused_with_one_line(job):
-    patient(job)
-
-    def work(rank):
-        same = SameOptions(*ranks_of(rank, 3))
-        same.check({"batch_size": 64 if rank == 2 else 128, "num_neighbors": [15, 10]})
-
-    told = on_ranks(work, 3)
-    assert len(set(told)) == 1 and "\n" not in told[0]
-    assert all(text in told[0] for text in ("different options: batch_size=", "128 on rank", "64 on rank 2"))
-    assert "num_neighbors" not in told[0]
-
-
-def test_ranks_that_are_alike_go_on_and_are_not_compared_again(job):
-    patient(job)
-
-    def work(rank):
-        same = SameOptions(*ranks_of(rank))
-        same.check({"batch_size": 64, "num_neighbors": (15, 10)})
-        return same.is_over
-
-    assert on_ranks(work) == [True, True]
-
-
-def test_the_last_to_come_knows_at_once_that_all_are_alike(job):
-    hasty(job)
-    job.setattr(same_options, "numbered", lambda place: f"{place}/1")
-    loaders = [SameOptions(*ranks_of(rank)) for rank in range(2)]
-    for same in loaders:  # the first has waited in vain at this place, so nobody waits there again
-        same.check({"batch_size": 64})
-    assert [same.is_over for same in loaders] == [False, True]
-    loaders[0].check({"batch_size": 64})
-    assert loaders[0].is_over
-
-
-def test_a_rank_that_is_alone_waits_once_and_goes_on(job):
-    job.setattr(same_options, "_WAIT_SECONDS", 0.05)
-    waits = []
-    wait = same_options._Meeting.wait
-    job.setattr(same_options._Meeting, "wait", lambda self, seconds: waits.append(seconds) or wait(self, seconds))
-    for _ in range(3):  # of one place in the program
-        same = SameOptions(*ranks_of(0))
-        for _ in range(20):
-            same.check({"batch_size": 64})
-        assert same.is_over, "it does not look for ever"
-    assert waits == [0.05]
-
-
-def test_who_went_on_is_told_when_its_next_epoch_begins(job):
-    hasty(job)
-    loaders = [SameOptions(*ranks_of(rank)) for rank in range(2)]
-    loaders[0].check({"batch_size": 64})
-    same_options._waited_in_vain.clear()
-    job.setattr(same_options, "numbered", lambda place: f"{place}/1")
-    with pytest.raises(ValueError, match="batch_size=64 on rank 0 and 32 on rank 1"):
-        loaders[1].check({"batch_size": 32})
+def test_who_comes_later_with_another_batch_size_is_refused_in_one_line_whenever_it_begins(made):
+    first, late = [made(rank) for rank in range(2)]
+    first.check({"batch_size": 128, "drop_last": False})
+    assert first.is_over
     for _ in range(2):
-        with pytest.raises(ValueError, match="batch_size=64 on rank 0 and 32 on rank 1"):
-            loaders[0].check({"batch_size": 64})
+        with pytest.raises(ValueError, match="batch_size=128 on rank 0 and 64 on rank 1") as told:
+            late.check({"batch_size": 64, "drop_last": False})
+        assert "\n" not in str(told.value) and "drop_last" not in str(told.value) and not late.is_over
 
 
-def test_a_loader_of_one_rank_is_compared_with_none_of_the_others(job):
+def test_ranks_that_are_alike_go_on_and_are_not_compared_again(made):
+    for same in [made(rank) for rank in range(2)]:
+        same.check({"batch_size": 64})
+        assert same.is_over
+        same.check({"batch_size": 32})
+
+
+def test_loaders_that_one_line_makes_are_told_apart_by_when_they_were_made_not_by_when_they_are_used(made):
+    loaders = [[(made(rank), size) for size in (16, 32)] for rank in range(2)]
+    for rank, order in ((0, (0, 1)), (1, (1, 0))):
+        for number in order:
+            same, size = loaders[rank][number]
+            same.check({"batch_size": size})
+
+
+def test_a_loader_of_one_rank_is_compared_with_none_of_the_others(made):
     """Rank 0 tries a batch of its share by itself, before the loader that all ranks train with."""
-    hasty(job)
-
-    def work(rank):
+    for rank in range(2):
         if rank == 0:
-            SameOptions(*ranks_of(rank)).check({"batch_size": 4096, "num_neighbors": [-1]})
-        same = SameOptions(*ranks_of(rank))
-        same.check({"batch_size": 64, "num_neighbors": [15, 10]})
-
-    assert [work(rank) for rank in (0, 1)] == [None, None]
+            made(rank).check({"batch_size": 4096})
+        made(rank).check({"batch_size": 64})
 
 
-def test_a_function_that_makes_loaders_makes_them_for_several_callers(job):
-    hasty(job)
-
+def test_a_function_that_makes_loaders_makes_them_for_several_callers(made):
     def make(rank, batch_size):
-        SameOptions(*ranks_of(rank)).check({"batch_size": batch_size})
+        made(rank).check({"batch_size": batch_size})
 
-    def work(rank):
+    for rank in range(2):
         if rank == 1:
             make(rank, 4096)
         make(rank, 64)
 
-    assert [work(rank) for rank in (0, 1)] == [None, None]
 
-
-def test_other_seeds_are_other_loaders(job):
-    hasty(job)
+def test_other_seeds_are_other_loaders(made):
     for rank, what in enumerate(("train", "val")):
-        SameOptions(*ranks_of(rank, what=what)).check({"batch_size": rank})
+        made(rank, what).check({"batch_size": rank})
 
 
-def test_ids_that_are_no_share_are_not_compared(job):
-    job.setattr(same_options, "_store_of", None)  # it is not asked for
+def test_ids_that_are_no_share_are_not_compared(made, monkeypatch):
+    monkeypatch.setattr(same_options, "_store_of", None)  # it is not asked for
     for rank in range(2):
         ranks, _ = ranks_of(rank)
         same = SameOptions(ranks, None)
@@ -178,12 +113,12 @@ class _Stuck:
         return b""
 
 
-def test_a_store_that_is_gone_or_does_not_answer_is_not_waited_for(job):
-    job.setattr(same_options, "_ANSWER_SECONDS", 0.05)
+def test_a_store_that_is_gone_or_does_not_answer_is_not_waited_for(made, monkeypatch):
+    monkeypatch.setattr(same_options, "_ANSWER_SECONDS", 0.05)
     stuck = _Stuck()
     for store in (_Gone(), stuck):
-        job.setattr(same_options, "_store_of", lambda ranks, store=store: store)
-        same = SameOptions(*ranks_of(0))
+        monkeypatch.setattr(same_options, "_store_of", lambda ranks, store=store: store)
+        same = made(0)
         began = time.monotonic()
         same.check({"batch_size": 1})
         assert same.is_over and time.monotonic() - began < 30
@@ -198,7 +133,6 @@ FACES = {
 }
 PROGRAM = """
 import importlib, json, sys, torch, gnnsys
-import gnnsys.loader.same_options as same_options
 face, code = sys.argv[2:4]
 if face in ("pyg", "dgl"):
     importlib.import_module("gnnsys." + face)
@@ -208,7 +142,6 @@ torch.manual_seed(rank)
 graph = gnnsys.open(sys.argv[1])
 seeds = gnnsys.split(graph, "train")
 links = gnnsys.split(graph, None, type=graph.edge_types[0])
-same_options._WAIT_SECONDS = 120.0
 for size, hops in [(16, 2), (8, 2), (16, 1)]:
     if rank == 0:
         size, hops = 16, 2
@@ -232,26 +165,25 @@ def parts(tmp_path_factory):
 
 
 @pytest.mark.parametrize("face", FACES)
-def test_ranks_of_a_job_are_told_when_the_first_epoch_begins(parts, face):
+def test_the_rank_of_a_job_that_comes_later_is_refused_when_its_first_epoch_begins(parts, face):
     if face in ("pyg", "dgl"):
         pytest.importorskip("torch_geometric" if face == "pyg" else "dgl")
     told = []
     for ended in run_ranks(PROGRAM, [1, 1], parts, face, FACES[face]):
         lines = [line for line in ended.stdout.splitlines() if line.startswith("told ")]
         told.append([json.loads(line.removeprefix("told ")) for line in lines])
-    assert told[0] == told[1]
-    num_batches, cut, hops = told[0]
-    assert num_batches > 0
-    assert all(text in cut for text in ("batch_size=", "16 on rank 0", "8 on rank 1")) and "num_neighbors" not in cut
-    assert all(text in hops for text in ("num_neighbors=", "[3, 3] on rank 0", "[3] on rank 1")) and "\n" not in hops
+    alike, cut, hops = zip(*told, strict=True)
+    assert alike[0] == alike[1] > 0 and hops == alike
+    (refusal,) = [answer for answer in cut if isinstance(answer, str)]
+    assert all(text in refusal for text in ("batch_size=", "16 on rank 0", "8 on rank 1")) and "\n" not in refusal
 
 
-def test_an_iteration_compares_before_anything_is_loaded(job):
+def test_an_iteration_compares_before_anything_is_loaded(monkeypatch):
     def refuse(self, options):
-        assert options["batch_size"] == 4 and options["num_neighbors"] == [2]
+        assert options == {"batch_size": 4, "drop_last": False}
         raise ValueError("they differ")
 
-    job.setattr(SameOptions, "check", refuse)
+    monkeypatch.setattr(SameOptions, "check", refuse)
     seeds = split(GRAPH, "train", placement=Placement(0, (0, 0), ()))
     loader = NeighborLoader(GRAPH, [2], input_nodes=seeds, batch_size=4)
     with pytest.raises(ValueError, match="they differ"):
