@@ -91,7 +91,8 @@ class DataLoader:
             raise ValueError(f"shuffle must be True or False, got {shuffle!r}: gnnsys.NeighborLoader has others")
         if use_uva:
             raise ValueError("use_uva is not supported: graph and features stay in host memory, leave it False")
-        ddp_seed = check_seed(ddp_seed, "ddp_seed")
+        if use_ddp:
+            ddp_seed = check_seed(ddp_seed, "ddp_seed")
         self._of_this_process = OfThisProcess(type(self).__name__)
         self.graph = graph
         self.graph_sampler = graph_sampler
@@ -198,7 +199,7 @@ def _seeds(structure: DglStructure | PartsStructure, indices: Any, ddp: tuple[bo
 
 
 def _check_nodes(nodes: Tensor, node_type: Any, num_nodes: int) -> None:
-    """ValueError, in DGL's word for it, for no nodes at all and for some that are not there."""
+    """ValueError, by the name that DGL has for them, for no nodes at all and for some that are not there."""
     if nodes.numel() == 0:
         raise ValueError(f"indices is empty: there are no nodes of type {node_type!r} to sample from")
     chosen_ids(nodes, num_nodes, "indices")

@@ -3,6 +3,7 @@ process is told to run it."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from gnnsys.jobs.job_memory import too_large
@@ -45,11 +46,11 @@ class JobStarter:
             self._start(record, waiting[number])
 
     def adopt(self, record: JobRecord) -> None:
-        """A script that an earlier service has started, and that may still run."""
+        """A script that an earlier service has started and that may still run: it began before any job was due here."""
         assert record.process is not None
         waiting = WaitingJob(
             number=record.number, memory=record.reserved or 0, submitted=arrival(record), is_alone=record.is_alone,
-            kind=record.kind, started=self._queue.clock.now(),
+            kind=record.kind, started=-math.inf,
         )  # fmt: skip
         self._add(record, record.attempt, ScriptProcess(record.process), waiting)
 

@@ -49,10 +49,10 @@ class ServedQueue:
         self._database = database  # which `close` writes the clock to: not before it is known
         self.queued, self._seen = {}, -1
         before = self.database.settings().get("kind")  # by whose profile the last service has estimated
-        if self.kind and before:
+        if before:
             self.database.name_device(self.model if before == self.kind else before)
-            if before != self.kind:
-                self.database.forget_estimates()
+        if self.kind and before and before != self.kind:
+            self.database.forget_estimates()
         self.database.forget_measured(self.model)
         self.history = JobHistory(self.model, self.database.in_state(JobState.DONE))
         self._write_settings()

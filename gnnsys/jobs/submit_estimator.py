@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+import weakref
 from collections.abc import Mapping
 from multiprocessing.connection import wait
 from typing import Any
@@ -23,16 +24,22 @@ _STANDARD_ERROR = 2
 
 
 class SubmitEstimator:
-    """Its process is started for the first estimate and stays for the next ones. `close` ends it."""
+    """Its process is started for the first estimate and stays for the next ones. `close` ends it, and so does whatever
+    forgets this object."""
 
     def __init__(self) -> None:
         self._worker: WorkerProcess | None = None
+        self._forgotten: weakref.finalize[..., Any] | None = None
         self._told: list[Mapping[str, Any]] = []  # answers that nobody has waited for yet
 
     def estimate(self, spec: JobSpec, kind: str, capacity: int, factor: float) -> SpecEstimate:
         """For a device of this kind. ValueError where nobody could call it, or where it is too large."""
         try:
             found, refusal = self._ask(spec, {"kind": kind, "capacity": capacity, "factor": factor})
+        except (ChildProcessError, TimeoutError) as error:  # this machine may have no room for it
+            self.close()
+            _log.warning("%s is left to the service to estimate: %s", spec.target, error)
+            return SpecEstimate()
         except BaseException:  # Ctrl-C
             self.close()
             raise
@@ -46,17 +53,16 @@ class SubmitEstimator:
         """Idempotent; the exit code of the process."""
         worker, self._worker = self._worker, None
         self._told.clear()
-        if worker is None:
-            return 0
-        if not worker.has_ended:
-            worker.kill()
-        return worker.close()
+        if self._forgotten is not None:
+            self._forgotten.detach()
+        return 0 if worker is None else _end(worker)
 
     def _ask(self, spec: JobSpec, of_device: Mapping[str, Any]) -> tuple[SpecEstimate, str]:
         if self._worker is not None and self._await(self._worker, "ready", _START_SECONDS) is None:
             self.close()  # the last function has left something running in it
         if self._worker is None:
             self._worker = WorkerProcess("cpu", 1, _STANDARD_ERROR, {})
+            self._forgotten = weakref.finalize(self, _end, self._worker)
             if self._await(self._worker, "ready", _START_SECONDS) is None:
                 raise ChildProcessError(f"the process that estimates jobs ended {ending_words(self.close())}")
         self._worker.send({"do": "estimate", "number": 0, "spec": spec.to_json(), **of_device})
@@ -87,3 +93,10 @@ class SubmitEstimator:
             self._told += answers
             if not answers and (is_gone or has_ended):
                 return None
+
+
+def _end(worker: WorkerProcess) -> int:
+    """Its exit code."""
+    if not worker.has_ended:
+        worker.kill()
+    return worker.close()

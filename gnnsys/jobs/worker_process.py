@@ -40,6 +40,7 @@ class WorkerProcess:
             start_new_session=True,
         )
         self.identity = ProcessIdentity.of(self._process.pid)
+        self._owner = os.getpid()
         self._partial = b""
         self._pipes: list[Any] = [self._process.stdin, self._process.stdout]
         _close_in_forks(self._pipes)
@@ -86,7 +87,9 @@ class WorkerProcess:
         return self._process.poll() is not None
 
     def kill(self) -> None:
-        """With all that its job has started."""
+        """With all that its job has started. In a process that was forked from its owner nothing is done."""
+        if os.getpid() != self._owner:
+            return
         if self._process.poll() is None:
             kill_descendants(self._process.pid)
         self._process.kill()
@@ -97,7 +100,10 @@ class WorkerProcess:
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def close(self, timeout: float = _END_SECONDS) -> int:
-        """Closes its input, then SIGTERM, then SIGKILL where it still runs. Idempotent; its exit code."""
+        """Closes its input, then SIGTERM, then SIGKILL where it still runs. Idempotent; its exit code. Nothing is
+        done in a process that was forked from its owner."""
+        if os.getpid() != self._owner:
+            return 0
         process = self._process
         assert process.stdin is not None and process.stdout is not None
         with contextlib.suppress(OSError):

@@ -309,7 +309,14 @@ def test_words_that_a_sampler_does_not_know_are_refused_with_what_was_meant() ->
 @pytest.mark.parametrize("name", ["seed", "ddp_seed"])
 def test_a_seed_that_is_no_whole_number_is_refused_when_the_loader_is_made(name: str) -> None:
     with pytest.raises(ValueError, match=f"^{name} must be a whole number, got 'a'"):
-        ours.DataLoader(plain_graph(), torch.arange(5), ours.NeighborSampler([2]), **{name: "a"})
+        ours.DataLoader(
+            plain_graph(), torch.arange(5), ours.NeighborSampler([2]), use_ddp=name == "ddp_seed", **{name: "a"}
+        )
+
+
+def test_a_seed_of_ranks_is_nothing_to_a_loader_alone() -> None:
+    loader = ours.DataLoader(plain_graph(), torch.arange(5), ours.NeighborSampler([2]), ddp_seed=None)  # type: ignore[arg-type]
+    assert len(list(loader)) == 5
 
 
 def test_what_cannot_be_sampled_is_refused_in_dgls_words() -> None:

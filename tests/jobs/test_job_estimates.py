@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import gc
+import os
 from pathlib import Path
 
-from gnnsys.jobs import JobService, JobState, Queue
+import pytest
+
+from gnnsys.jobs import JobService, JobState, Queue, worker_process
 from gnnsys.jobs.job_history import ENOUGH_JOBS, MOST_FACTOR, JobHistory
 from gnnsys.jobs.job_memory import FIRST_FACTOR, estimate_spec
 from gnnsys.jobs.policies import Room
 from gnnsys.jobs.waiting_list import list_waiting
 from tests.jobs.queue_jobs import FOLDER, NAME
 from tests.jobs.queue_services import DEADLINE, expected, run_until, service, submit
+from tests.support.processes import alive, await_true
 
 KINDS = ({"kind": "whole", "hidden": 4}, {"kind": "loader", "epochs": 2}, {"kind": "torch"})
 
@@ -160,3 +165,48 @@ def test_a_job_whose_folder_is_gone_is_said_to_when_it_is_estimated(queue: Queue
         (ended,) = running.run_until_empty(DEADLINE)
     assert ended.state is JobState.FAILED and f"No such file or directory: '{folder}'" in ended.error
     assert len(logged) == 1 and logged[0].startswith(f"job {number} runs alone") and str(folder) in logged[0]
+
+
+def estimating(queue: Queue) -> int:
+    """The process that estimates what is submitted to it."""
+    worker = queue._estimator._worker
+    assert worker is not None and alive(worker.pid)
+    return worker.pid
+
+
+def test_the_process_that_estimates_ends_with_its_queue_whoever_forgets_to_close_it(queue: Queue, forked_workers):
+    with JobService(queue.folder.path, shares_graphs=False, is_warm=False):
+        pass  # which leaves what it has
+    other = Queue(queue.folder.path)
+    assert other.show(submit(other, "linear")).estimate == "traced"
+    pid = estimating(other)
+    del other
+    gc.collect()
+    await_true(lambda: not alive(pid), "the end of a process that nobody asks any more")
+
+
+def test_a_queue_that_is_closed_in_a_forked_process_is_open_in_the_first(queue: Queue, forked_workers):
+    with JobService(queue.folder.path, shares_graphs=False, is_warm=False):
+        pass
+    submit(queue, "linear")
+    pid = estimating(queue)
+    child = os.fork()
+    if child == 0:
+        try:
+            queue._estimator.close()
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert queue.show(submit(queue, "linear", {"num_rows": 9})).estimate == "traced" and estimating(queue) == pid
+
+
+def test_what_cannot_be_estimated_here_is_submitted_and_left_to_the_service(
+    queue: Queue, logged: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    with JobService(queue.folder.path, shares_graphs=False, is_warm=False):
+        pass
+    monkeypatch.setattr(worker_process.sys, "executable", "/bin/false")
+    number = submit(queue, "linear")
+    assert (queue.show(number).estimate, queue.show(number).state) == ("", JobState.QUEUED)
+    (said,) = logged
+    assert said.endswith("is left to the service to estimate: the process that estimates jobs ended with exit code 1")

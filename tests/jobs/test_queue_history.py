@@ -152,6 +152,16 @@ def test_what_a_queue_of_version_1_has_measured_is_not_taken_for_another_devices
         assert [job.device for job in queue.list()] == ["h200", "h200", "h200", None], "nobody knows more of it"
 
 
+def test_what_a_queue_of_version_1_has_measured_is_named_by_a_service_that_estimates_nothing_too(tmp_path: Path):
+    write_version_1(tmp_path / "queue", "cpu")
+    with Queue(tmp_path / "queue") as queue:
+        for kind in ("", "cpu"):
+            here = served(queue, "cpu", kind)
+            assert (here.history.memory(here.queued[4]) or 0) >> 30 == 1
+            here.close()
+        assert [job.device for job in queue.list()] == ["cpu", "cpu", "cpu", None]
+
+
 def test_two_that_open_a_queue_of_version_1_at_once_change_it_once(tmp_path: Path, monkeypatch):
     write_version_1(tmp_path / "queue", "cpu")
     path = tmp_path / "queue" / "queue.db"

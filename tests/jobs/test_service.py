@@ -7,7 +7,7 @@ import signal
 import sqlite3
 from pathlib import Path
 
-from gnnsys.jobs import JobService, JobState, Queue, find_policy
+from gnnsys.jobs import ContinuousPolicy, JobService, JobState, Queue, find_policy
 from gnnsys.jobs.process_identity import ProcessIdentity
 from tests.jobs.queue_jobs import FOLDER, NAME
 from tests.jobs.queue_services import DEADLINE, expected, kill, left_in, run_until, service, submit
@@ -146,6 +146,25 @@ def test_a_script_outlives_its_service_and_is_found_again(queue: Queue, tmp_path
     assert (ended[good].measured or 0) > 50 << 20
     assert ended[bad].state is JobState.FAILED and ended[bad].error == "the script ended with exit code 3"
     assert queue.logs(good).startswith("words 0 ") and left_in(queue.folder.path) == []
+
+
+def test_a_script_that_is_found_again_holds_up_nobody_whom_it_did_not_hold_up_before(queue: Queue, tmp_path: Path):
+    """Room is kept for a large job that is due; a small one fits beside it."""
+    script, go = tmp_path / "train.py", tmp_path / "go"
+    script.write_text(SCRIPT)
+    options = {"capacity": "1G", "workers": 3, "policy": ContinuousPolicy(patience=0.0)}
+    long = queue.submit("train.py", words=["0", str(go)], folder=tmp_path, memory="400M")
+    with service(queue.folder.path, **options) as running:
+        run_until(running, lambda: queue.show(long).state is JobState.RUNNING)
+        large = submit(queue, "linear", memory="800M")
+        run_until(running, lambda: queue.show(large).arrived is not None)
+    small = submit(queue, "linear", memory="100M")
+    with service(queue.folder.path, **options) as running:
+        run_until(running, lambda: queue.show(small).state is JobState.DONE)
+        assert (queue.show(long).state, queue.show(large).state) == (JobState.RUNNING, JobState.QUEUED)
+        go.touch()
+        ended = running.run_until_empty(DEADLINE)
+    assert {job.number for job in ended if job.state is JobState.DONE} >= {long, large}
 
 
 def test_a_script_whose_memory_nobody_knows_runs_alone_and_the_next_one_like_it_does_not(queue: Queue, tmp_path: Path):
