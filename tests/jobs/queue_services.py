@@ -23,6 +23,13 @@ def service(folder: Path, **options: Any) -> Iterator[JobService]:
         yield made
 
 
+def serve_nothing(queue: Queue, **options: Any) -> None:
+    """A service begins and ends, and leaves what who submits goes by: which device there is, and how much memory."""
+    made = JobService(queue.folder.path, shares_graphs=False, is_warm=False, **options)
+    made.start()
+    made.close()
+
+
 def submit(queue: Queue, function: str, arguments: dict[str, Any] | None = None, **options: Any) -> int:
     return queue.submit(f"{NAME}:{function}", arguments, folder=FOLDER, **options)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gnnsys.jobs import JobService, JobState, Queue
-from tests.jobs.queue_services import DEADLINE, kill, run_until, service
+from gnnsys.jobs import JobState, Queue
+from tests.jobs.queue_services import DEADLINE, kill, run_until, serve_nothing, service
 
 TRAIN = """
 from dataclasses import replace
@@ -46,8 +46,7 @@ def test_what_runs_is_the_code_that_is_there_when_a_job_starts(queue: Queue, tmp
 def test_what_is_estimated_is_the_code_that_is_there_when_a_job_is_submitted(
     queue: Queue, forked_workers: None, tmp_path: Path
 ):
-    with JobService(queue.folder.path, shares_graphs=False, is_warm=False):
-        pass  # which leaves what it has
+    serve_nothing(queue)
     found = []
     for version, rows in ((1, 8), (2, 80_000)):  # one process estimates both
         write(tmp_path, version)
@@ -61,8 +60,7 @@ def test_what_is_estimated_is_the_code_that_is_there_when_a_job_is_submitted(
 def test_code_that_takes_more_than_was_estimated_before_it_changed_runs_once_more_alone(
     queue: Queue, forked_workers: None, tmp_path: Path
 ):
-    with JobService(queue.folder.path, shares_graphs=False, is_warm=False):
-        pass  # which leaves what it has
+    serve_nothing(queue)
     write(tmp_path, 1)
     train = tmp_path / "train.py"
     train.write_text(train.read_text() + "\ndef grows():\n    return made()\n")

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from gnnsys.jobs import JobService, JobState, Queue, worker_process
+from gnnsys.jobs import JobState, Queue, worker_process
 from gnnsys.jobs.job_history import ENOUGH_JOBS, MOST_FACTOR, JobHistory
 from gnnsys.jobs.job_memory import FIRST_FACTOR, estimate_spec
 from gnnsys.jobs.policies import Room
 from gnnsys.jobs.waiting_list import list_waiting
 from tests.jobs.queue_jobs import FOLDER, NAME
-from tests.jobs.queue_services import DEADLINE, expected, run_until, service, submit
+from tests.jobs.queue_services import DEADLINE, expected, run_until, serve_nothing, service, submit
 from tests.support.processes import alive, await_true
 
 KINDS = ({"kind": "whole", "hidden": 4}, {"kind": "loader", "epochs": 2}, {"kind": "torch"})
@@ -95,8 +95,7 @@ def test_jobs_that_differ_in_their_seed_alone_are_estimated_once(queue: Queue, t
 
 def test_a_submitted_sweep_is_estimated_once_per_setting(queue: Queue, forked_workers, tmp_path: Path, monkeypatch):
     monkeypatch.chdir(FOLDER)
-    with JobService(queue.folder.path, shares_graphs=False, is_warm=False):
-        pass  # which leaves what it has
+    serve_nothing(queue)
     noted = tmp_path / "calls"
     numbers = queue.sweep(f"{NAME}:notes_calls", {"other": [1, 2]}, 3, arguments={"at": str(noted)})
     assert noted.read_text() == "0 1\n0 2\n"
@@ -175,8 +174,7 @@ def estimating(queue: Queue) -> int:
 
 
 def test_the_process_that_estimates_ends_with_its_queue_whoever_forgets_to_close_it(queue: Queue, forked_workers):
-    with JobService(queue.folder.path, shares_graphs=False, is_warm=False):
-        pass  # which leaves what it has
+    serve_nothing(queue)
     other = Queue(queue.folder.path)
     assert other.show(submit(other, "linear")).estimate == "traced"
     pid = estimating(other)
@@ -186,8 +184,7 @@ def test_the_process_that_estimates_ends_with_its_queue_whoever_forgets_to_close
 
 
 def test_a_queue_that_is_closed_in_a_forked_process_is_open_in_the_first(queue: Queue, forked_workers):
-    with JobService(queue.folder.path, shares_graphs=False, is_warm=False):
-        pass
+    serve_nothing(queue)
     submit(queue, "linear")
     pid = estimating(queue)
     child = os.fork()
@@ -203,8 +200,7 @@ def test_a_queue_that_is_closed_in_a_forked_process_is_open_in_the_first(queue: 
 def test_what_cannot_be_estimated_here_is_submitted_and_left_to_the_service(
     queue: Queue, logged: list[str], monkeypatch: pytest.MonkeyPatch
 ):
-    with JobService(queue.folder.path, shares_graphs=False, is_warm=False):
-        pass
+    serve_nothing(queue)
     monkeypatch.setattr(worker_process.sys, "executable", "/bin/false")
     number = submit(queue, "linear")
     assert (queue.show(number).estimate, queue.show(number).state) == ("", JobState.QUEUED)

@@ -17,6 +17,7 @@ from gnnsys.jobs.job_record import SpecEstimate
 from gnnsys.jobs.process_identity import ProcessIdentity
 from gnnsys.jobs.queue_database import VERSION, QueueDatabase
 from tests.jobs.queue_jobs import FOLDER, NAME
+from tests.jobs.queue_services import serve_nothing
 from tests.support.limits import files_up_to
 from tests.support.processes import alive, await_true
 
@@ -199,8 +200,7 @@ def test_words_of_a_script_stand_behind_options(queue: Queue, tmp_path: Path, ca
 
 def test_what_no_process_could_call_is_refused_where_a_service_has_run(queue: Queue, forked_workers, monkeypatch):
     monkeypatch.chdir(FOLDER)
-    with JobService(queue.folder.path, shares_graphs=False, is_warm=False):
-        pass  # which leaves what it has
+    serve_nothing(queue)
     with pytest.raises(ValueError, match="has no argument 'hiden': did you mean 'hidden'"):
         queue.submit(JOB, {"hiden": 8})
     with pytest.raises(ValueError, match="has no function 'jbo'"):
@@ -214,8 +214,7 @@ def test_a_function_that_ends_its_process_by_sys_exit_ends_not_who_submits_it(
     queue: Queue, forked_workers, monkeypatch
 ):
     monkeypatch.chdir(FOLDER)
-    with JobService(queue.folder.path, shares_graphs=False, is_warm=False):
-        pass  # which leaves what it has
+    serve_nothing(queue)
     assert queue.show(queue.submit(f"{NAME}:exits")).estimate == "unknown"
 
 
@@ -223,8 +222,7 @@ def test_a_function_that_ends_its_process_by_sys_exit_ends_not_who_submits_it(
 def test_a_function_that_ends_its_process_at_once_is_submitted_and_said_to_in_one_line(
     queue: Queue, forked_workers, tmp_path: Path, logged, leaves: bool
 ):
-    with JobService(queue.folder.path, shares_graphs=False, is_warm=False):
-        pass  # which leaves what it has
+    serve_nothing(queue)
     given = {"at": str(tmp_path / "left")} if leaves else {"code": 0}
     number = queue.submit(f"{NAME}:ends_process", given, folder=FOLDER)
     assert queue.show(number).estimate == "unknown"
@@ -238,8 +236,7 @@ def test_a_function_that_ends_its_process_at_once_is_submitted_and_said_to_in_on
 def test_a_function_that_leaves_a_thread_or_takes_for_ever_holds_up_no_later_estimate(
     queue: Queue, forked_workers, tmp_path: Path, monkeypatch, logged
 ):
-    with JobService(queue.folder.path, shares_graphs=False, is_warm=False):
-        pass  # which leaves what it has
+    serve_nothing(queue)
     queue.submit(f"{NAME}:leaves_thread", folder=FOLDER)
     queue.submit(f"{NAME}:linear", folder=FOLDER)
     monkeypatch.setattr("gnnsys.jobs.submit_estimator.ESTIMATE_SECONDS", 0.0)
@@ -273,8 +270,7 @@ def test_a_job_too_large_is_refused_when_submitted_with_the_batch_size_that_fits
     queue: Queue, forked_workers, monkeypatch
 ):
     monkeypatch.chdir(FOLDER)
-    with JobService(queue.folder.path, capacity=200_000, shares_graphs=False, is_warm=False):
-        pass  # which leaves what it has
+    serve_nothing(queue, capacity=200_000)
     given = {"num_rows": 100_000, "batch_size": 50_000}
     with pytest.raises(ValueError, match=r"capacity is 195.3 KiB: batch_size=(\d+) fits, 50000 does not") as refused:
         queue.submit(f"{NAME}:rows", given)
