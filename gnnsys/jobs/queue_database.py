@@ -264,8 +264,8 @@ class QueueDatabase:
     def cancel(self, numbers: Sequence[int]) -> None:
         """Those that wait are cancelled at once, of those that run the service is told: all in one transaction.
 
-        ValueError where one of them is not there: then none is cancelled. A write to the disk takes milliseconds, and
-        a transaction per job would take half a minute for thousands.
+        ValueError where one of them is not there: then none is cancelled. A transaction each would take half a minute
+        for thousands where the disk is busy.
         """
         with self._transaction():
             listed = [json.dumps(list(numbers))]
