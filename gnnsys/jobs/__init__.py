@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from gnnsys.jobs.device_facts import DeviceFacts
 from gnnsys.jobs.grid import combinations, parse_grid
-from gnnsys.jobs.job_record import JobRecord, JobState, JobTimes
+from gnnsys.jobs.job_memory import FIRST_FACTOR, estimate_spec
+from gnnsys.jobs.job_record import JobRecord, JobState, JobTimes, SpecEstimate
 from gnnsys.jobs.job_spec import JobSpec, make_spec
 from gnnsys.jobs.job_tables import job_json, job_lines, job_page, result_lines
 from gnnsys.jobs.mps import DeviceSharing, MpsDaemon, MpsUnavailable, start_sharing
@@ -75,6 +76,7 @@ _MODULE_OF = {
 }
 
 __all__ = [
+    "FIRST_FACTOR",
     "ContinuousPolicy",
     "DeviceFacts",
     "DeviceSharing",
@@ -104,6 +106,7 @@ __all__ = [
     "SharingJudge",
     "SharingRecord",
     "SharingWatch",
+    "SpecEstimate",
     "WaitingJob",
     "WatchedPace",
     "base_groups",
@@ -111,6 +114,7 @@ __all__ = [
     "check_holder",
     "combinations",
     "default_folder",
+    "estimate_spec",
     "find_policy",
     "fits",
     "job_json",

@@ -51,19 +51,22 @@ class Queue:
         memory: int | str | None = None, folder: str | os.PathLike[str] | None = None,
         environment: Mapping[str, str] | None = None, checkpoint_steps: int | None = None,
         checkpoint_seconds: float | None = None, keeps_weights: bool = True, key: str | None = None,
-        estimate: bool = True,
+        estimate: bool | SpecEstimate = True,
     ) -> int:  # fmt: skip
         """Adds one job; its number.
 
         `target` is MODULE:FUNCTION with `arguments`, or a script with `words`. `memory` is what it takes, where you
         know better than an estimate. `key` makes this safe to repeat: what was submitted with the same key before is
         not submitted again. Where a service has said how much memory there is, a job that is too large is a ValueError.
+        `estimate=False` leaves estimating to the service; what `estimate_spec` has found need not be found again.
         """
         spec = make_spec(
             target, arguments, words, folder=folder, environment=environment, seed=seed,
             memory=None if memory is None else parse_size(memory), checkpoint_steps=checkpoint_steps,
             checkpoint_seconds=checkpoint_seconds, keeps_weights=keeps_weights,
         )  # fmt: skip
+        if isinstance(estimate, SpecEstimate):
+            return self._write([spec], [estimate], False, key)[0]
         return self._add([spec], False, key, estimate)[0]
 
     def sweep(
@@ -93,6 +96,11 @@ class Queue:
         estimates = [SpecEstimate()] * len(specs)
         if estimate:
             estimates = self._estimates(specs)
+        return self._write(specs, estimates, is_sweep, key)
+
+    def _write(
+        self, specs: Sequence[JobSpec], estimates: Sequence[SpecEstimate], is_sweep: bool, key: str | None
+    ) -> builtins.list[int]:
         estimates = [found if found.how else _without_trace(spec) for spec, found in zip(specs, estimates, strict=True)]
         self._on_stage("estimated")
         numbers = self._database.add(specs, estimates, is_sweep, key)

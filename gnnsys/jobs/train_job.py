@@ -73,12 +73,18 @@ class TrainingProgress:
 
 
 def run_alone(
-    target: str, arguments: Mapping[str, Any] | None = None, *, seed: int = 0, device: str = "cpu"
+    target: str,
+    arguments: Mapping[str, Any] | None = None,
+    *,
+    seed: int = 0,
+    device: str = "cpu",
+    on_step: Callable[[int], None] = lambda steps: None,
 ) -> dict[str, Any]:
-    """Runs a job in this process, as a queue would, and returns its result: what the queue's are compared with."""
+    """Runs a job in this process, as a queue would, and returns its result: what the queue's are compared with.
+    `on_step(steps)` is called after each step."""
     from gnnsys.jobs.job_spec import make_spec
 
-    return train(make_spec(target, arguments, seed=seed), device)
+    return train(make_spec(target, arguments, seed=seed), device, on_step=on_step)
 
 
 def make_training_job(spec: JobSpec, device: str) -> TrainingJob:

@@ -3,14 +3,16 @@
 import pytest
 
 from gnnsys.bench.case import NotHere
+from gnnsys.bench.jobs import estimates
 from gnnsys.bench.jobs.estimates import (
     LIMITS,
-    TracesAhead,
+    PeaksAhead,
     estimated_jobs,
     explained_jobs,
     measured_peaks,
     traced_peaks,
 )
+from gnnsys.bench.jobs.fresh_processes import call_in_fresh_process
 from gnnsys.bench.jobs.table_four import GRAPHS, KINDS, LAYERS, SMALL, grid
 from gnnsys.bench.workload import QUICK, Workload
 
@@ -28,12 +30,21 @@ def test_an_estimate_for_a_device_needs_none():
 
 
 @pytest.mark.long  # one process makes the same estimates, above
-def test_estimates_of_several_processes_are_those_of_one(monkeypatch):
-    monkeypatch.setattr("gnnsys.bench.jobs.estimates.num_estimators", lambda num_jobs: 2)
+def test_several_processes_estimate_and_measure_the_same_as_one(monkeypatch):
+    """Without a GPU the CPU is measured."""
+    monkeypatch.setattr(estimates, "num_estimators", lambda num_jobs: 2)
+    monkeypatch.setattr(estimates, "free_bytes", lambda: 2 << 30)  # for one at a time
+    monkeypatch.setattr(estimates, "call_in_fresh_process", measured_on_the_cpu)
     jobs = list(grid(is_full=False, libraries=("gnnsys",)))
     with Workload(QUICK) as work:
-        ahead = TracesAhead(work, jobs, "h200")
-        assert [ahead.peaks(job) for job in jobs] == [traced_peaks(job.arguments, "h200") for job in jobs]
+        ahead = PeaksAhead(work, jobs, "h200")
+        for job in jobs:
+            assert ahead.peaks(job) == (traced_peaks(job.arguments, "h200"), measured_peaks(job.arguments, "cpu"))
+
+
+def measured_on_the_cpu(function, arguments, device):
+    assert (function, device) == (measured_peaks, "h200")
+    return call_in_fresh_process(function, arguments, "cpu")
 
 
 def test_the_full_grid_is_every_model_on_every_graph_of_the_paper_in_every_depth():

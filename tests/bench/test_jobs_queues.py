@@ -12,6 +12,7 @@ from gnnsys.bench.jobs.cognn_queues import PUBLISHED_ORDERS, published
 from gnnsys.bench.jobs.queue_runs import QueuedCall, QueueRun, estimate_calls, run_queue
 from gnnsys.bench.jobs.queues import AGAIN, calls_of, capacity_for, queues
 from gnnsys.bench.jobs.settings import SIDES, settings_of
+from gnnsys.bench.jobs.stream_runs import run_streams
 from gnnsys.bench.jobs.sweep import SMALL, SweepBench, sweep, sweep_calls
 from gnnsys.bench.workload import QUICK, Workload
 from gnnsys.jobs import JobState, JobTimes
@@ -51,8 +52,8 @@ def test_memory_is_scarce_and_the_largest_job_fits():
 
 def test_sides_are_what_their_names_say():
     assert {name for name, side in SIDES.items() if not side.is_warm} == {"cold"}
-    assert {name for name, side in SIDES.items() if side.workers > 2} == {"continuous", "continuous4"}
-    assert not any(SIDES[name].uses_estimates for name in ("cold", "warm", "slices", "mps"))
+    assert {name for name, side in SIDES.items() if side.workers > 2} == {"continuous", "continuous4", "mps4"}
+    assert not any(SIDES[name].uses_estimates for name in ("cold", "warm", "slices", "mps", "mps4", "streams"))
     assert [name for name, side in SIDES.items() if not side.is_told] == ["untold2"]
 
 
@@ -81,15 +82,19 @@ def small_calls(kind: str) -> list[QueuedCall]:
 
 def test_estimates_have_safety_and_take_time():
     [call, *_] = small_calls("GCN")
-    found = estimate_calls([call, call], "cpu")
+    found = estimate_calls([call, call], call, "cpu")
     assert found.memory[0] == found.memory[1] > 300 * 64 * 4 and found.seconds > 0
+    (graph,) = found.found[0].graphs.values()
+    assert 300 * 50 * 4 < graph < found.memory[0], "the graph is shared, and a part of what the job takes alone"
 
 
 @pytest.mark.long
 def test_estimates_for_a_device_are_made_by_several_processes(monkeypatch):
     monkeypatch.setattr("gnnsys.bench.jobs.queue_runs.num_estimators", lambda num_jobs: 2)
     calls = small_calls("GCN")
-    assert estimate_calls(calls, "cuda").memory == tuple(estimate_calls([call], "cuda").memory[0] for call in calls)
+    assert estimate_calls(calls, calls[0], "cuda").memory == [
+        estimate_calls([call], call, "cuda").memory[0] for call in calls
+    ]
 
 
 @pytest.mark.long
@@ -111,6 +116,15 @@ def test_jobs_that_nobody_has_estimated_are_estimated_by_the_service_and_have_th
     [known] = run_queue(SIDES["continuous2"], [told], told[0], **given)
     assert all(job.memory and job.memory != 1 << 26 for job in untold.check().times)
     assert [job.result["loss"] for job in untold.times] == [job.result["loss"] for job in known.times]
+
+
+@pytest.mark.long
+def test_jobs_as_threads_of_one_process_end_and_are_timed():
+    calls = small_calls("GCN")
+    run = run_streams(calls, calls[0], 2, "cpu").check()
+    assert [job.number for job in run.times] == list(range(1, len(calls) + 1))
+    assert all(job.started < job.first_step <= job.ended for job in run.times)
+    assert run.told(["a"] * len(calls)).count("a ") == len(calls)
 
 
 @pytest.mark.long

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import get_context
+from typing import Any
 
 import torch
 
@@ -19,10 +20,15 @@ def num_estimators(num_jobs: int) -> int:
 
 
 @contextmanager
-def estimators(count: int) -> Iterator[ProcessPoolExecutor]:
-    """What was not begun when the block ends is not done."""
-    pool = ProcessPoolExecutor(count, get_context("spawn"), torch.set_num_threads, (1,))
+def estimators(count: int, warm: Callable[[], Any] = int) -> Iterator[ProcessPoolExecutor]:
+    """Each process calls `warm` first. What was not begun when the block ends is not done."""
+    pool = ProcessPoolExecutor(count, get_context("spawn"), _begin, (warm,))
     try:
         yield pool
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _begin(warm: Callable[[], Any]) -> None:
+    torch.set_num_threads(1)
+    warm()

@@ -14,16 +14,24 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from gnnsys.bench.case import NotHere
 from gnnsys.bench.jobs.device_watch import DeviceWatch
 from gnnsys.bench.jobs.estimators import estimators, num_estimators
-from gnnsys.jobs import FifoPolicy, JobService, JobTimes, Queue
-from gnnsys.planning import estimate_memory, find_job
+from gnnsys.jobs import (
+    FIRST_FACTOR,
+    FifoPolicy,
+    JobService,
+    JobTimes,
+    Queue,
+    SpecEstimate,
+    estimate_spec,
+    make_spec,
+)
 
-SAFETY = 1.15  # V-C
 RUN_SECONDS = 420.0
 
 
@@ -31,7 +39,8 @@ RUN_SECONDS = 420.0
 class QueueSide:
     """One way to run a queue. `uses_estimates=False`: jobs start whatever they take, as without a queue. With
     `is_told=False` nobody has estimated them before: the service does, while it runs others. `sharing` is "mps",
-    "slices", or "auto": MPS where it is to be had. `threads` of each worker; None: its share of the cores."""
+    "slices", "auto" (MPS where it is to be had), or "streams": threads of one process instead of workers. `threads` of
+    each worker; None: its share of the cores."""
 
     policy: str = "fifo"
     workers: int = 1
@@ -81,6 +90,15 @@ class QueueRun:
         """Runs that ended so, whether or not the job ended well when it was run again alone."""
         return sum(job.attempts - 1 for job in self.times) + sum("out of memory" in job.error for job in self.times)
 
+    def told(self, names: Sequence[str]) -> str:
+        """Of each job, in the order of starts: when it started, its first step, and all of it, in seconds."""
+        lines = []
+        for name, job in sorted(zip(names, self.times, strict=True), key=lambda named: named[1].started or 0.0):
+            if job.started is not None and job.seconds is not None:
+                first = (job.first_step or job.started) - job.started
+                lines.append(f"{name} {job.started - self.start:.2f}+{first:.2f}/{job.seconds:.2f}")
+        return ", ".join(lines)
+
     def known_busy(self) -> float:
         """NotHere where nobody tells."""
         if self.busy is None:
@@ -97,37 +115,47 @@ class QueueRun:
 
 @dataclass(frozen=True, kw_only=True)
 class QueuedCall:
-    """A job to submit."""
+    """A job to submit: `memory` is stated, `estimate` was found before."""
 
     target: str
     arguments: Mapping[str, Any]
     memory: int | None = None
+    estimate: SpecEstimate | None = None
     seed: int = 0
 
 
 @dataclass(frozen=True)
 class TimedEstimates:
-    """Bytes by job, with safety, and how many seconds of one core it took to find them."""
+    """What a service would find of each job, and how many processor seconds that took."""
 
-    memory: tuple[int, ...]
+    found: tuple[SpecEstimate, ...]
     seconds: float
 
+    @property
+    def memory(self) -> list[int]:
+        """Bytes of each job when it runs alone: its own, with safety, and of the graph that it reads."""
+        own = [int(found.num_bytes * FIRST_FACTOR) + 1 if found.num_bytes else 0 for found in self.found]
+        return [mine + sum(found.graphs.values()) for mine, found in zip(own, self.found, strict=True)]
 
-def estimate_calls(calls: Sequence[QueuedCall], device: str) -> TimedEstimates:
-    """Estimates all, some at a time, each in a process that no other estimate disturbs."""
+
+def estimate_calls(calls: Sequence[QueuedCall], warm_up: QueuedCall, device: str) -> TimedEstimates:
+    """Estimates all, some at a time, each on one thread of a process that has estimated `warm_up` before."""
     count = num_estimators(len(calls))
     if count < 2 or device == "cpu":
+        _estimate(warm_up, device)
         found = [_estimate(call, device) for call in calls]
     else:
-        with estimators(count) as pool:
+        with estimators(count, partial(_estimate, warm_up, device)) as pool:
             found = list(pool.map(_estimate, calls, [device] * len(calls)))
-    return TimedEstimates(tuple(memory for memory, _ in found), sum(seconds for _, seconds in found))
+    return TimedEstimates(tuple(each for each, _ in found), sum(seconds for _, seconds in found))
 
 
-def _estimate(call: QueuedCall, device: str) -> tuple[int, float]:
-    start = time.perf_counter()
-    needed = estimate_memory(find_job(call.target), call.arguments, "cpu" if device == "cpu" else "h200").needed_bytes
-    return int(needed * SAFETY) + 1, time.perf_counter() - start
+def _estimate(call: QueuedCall, device: str) -> tuple[SpecEstimate, float]:
+    start = time.process_time()
+    found = estimate_spec(make_spec(call.target, call.arguments), "cpu" if device == "cpu" else "h200")
+    if found.how != "traced":
+        raise RuntimeError(f"{call.target} with {dict(call.arguments)} was not to be estimated: {found.why}")
+    return found, time.process_time() - start
 
 
 def run_queue(
@@ -179,7 +207,9 @@ def _run(service: JobService, queue: Queue, calls: Sequence[QueuedCall], watch: 
 
 def _submit(queue: Queue, calls: Sequence[QueuedCall]) -> list[int]:
     return [
-        queue.submit(call.target, dict(call.arguments), memory=call.memory, seed=call.seed, estimate=False)
+        queue.submit(
+            call.target, dict(call.arguments), memory=call.memory, seed=call.seed, estimate=call.estimate or False
+        )
         for call in calls
     ]
 

@@ -9,6 +9,8 @@ always scarce. Epochs are fewer than the paper's 200 and the same on all sides (
     cold         one after the other, a process per job: what a loop in a shell does
     warm         one after the other in a warm worker
     slices, mps  two at a time as they come, whatever memory they take, without and with MPS
+    mps4         four at a time: what fits only by luck
+    streams      the same as two threads of one process
     base, lmcf, bmc                 the paper's groups, two workers, MPS
     continuous2, 4, continuous      no barrier; two, four and eight workers, MPS
     continuous2, again              the same queue once more: lengths and who disturbs whom are known
@@ -20,6 +22,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -30,6 +33,7 @@ from gnnsys.bench.jobs.device_watch import only_left
 from gnnsys.bench.jobs.queue_jobs import QUEUE_JOB
 from gnnsys.bench.jobs.queue_runs import QueuedCall, QueueRun, TimedEstimates, estimate_calls, run_queue
 from gnnsys.bench.jobs.settings import SIDES, JobsSettings, settings_of
+from gnnsys.bench.jobs.stream_runs import run_streams
 from gnnsys.bench.jobs.table_four import GraphSize
 from gnnsys.bench.workload import FULL, Workload
 
@@ -75,12 +79,15 @@ class QueueBench:
         self._work, self._settings, self.name = work, settings_of(work), f"{library}/{queue}, {order}"
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
         is_full = work.sizes is FULL
-        self._calls = calls_of(tasks if is_full else tasks[2:5], library, self._settings.epochs, is_full)
+        tasks = tasks if is_full else tasks[2:5]
+        self._names = [task.name for task in tasks]
+        self._calls = calls_of(tasks, library, self._settings.epochs, is_full)
         warm_up = {**self._calls[0].arguments, **_SMALL._asdict(), "epochs": 2}
         self._warm_up = QueuedCall(target=QUEUE_JOB, arguments=warm_up, memory=_WARM_UP_BYTES)
 
     def estimates(self) -> TimedEstimates:
-        return self._work.once(f"jobs/queues/{self.name}/estimates", lambda: estimate_calls(self._calls, self._device))
+        name = f"jobs/queues/{self.name}/estimates"
+        return self._work.once(name, lambda: estimate_calls(self._calls, self._warm_up, self._device))
 
     def runs(self, side: str) -> list[QueueRun]:
         """Of `side`, and of the same queue once more where it is ours."""
@@ -89,22 +96,19 @@ class QueueBench:
     def _runs(self, side: str) -> list[QueueRun]:
         calls = self._calls
         if SIDES[side].uses_estimates and SIDES[side].is_told:
-            memory = self.estimates().memory
-            calls = [
-                QueuedCall(target=c.target, arguments=c.arguments, memory=m) for c, m in zip(calls, memory, strict=True)
-            ]
+            found = self.estimates().found
+            calls = [replace(call, estimate=estimate) for call, estimate in zip(calls, found, strict=True)]
         capacity = capacity_for(self.estimates().memory) if self._device != "cpu" else None
         with only_left(None if capacity is None else capacity + RESERVED):
-            runs = run_queue(
-                SIDES[side],
-                [calls, calls] if side == _OURS else [calls],
-                self._warm_up,
-                device=self._device,
-                capacity=capacity,
-            )
+            queues = [calls, calls] if side == _OURS else [calls]
+            if SIDES[side].sharing == "streams":
+                runs = [run_streams(calls, self._warm_up, SIDES[side].workers, self._device)]
+            else:
+                runs = run_queue(SIDES[side], queues, self._warm_up, device=self._device, capacity=capacity)
         for run, again in zip(runs, ("", ", again"), strict=False):  # a row is printed when all sides have run
             told = f"makespan {run.makespan:.2f} s, completion {run.completion:.2f} s, queueing {run.queueing:.2f} s"
             print(f"{self.name}, {side}{again}: {told}", file=sys.stderr, flush=True)
+            print(f"    {run.told(self._names)}", file=sys.stderr, flush=True)
         return runs
 
     def run(self, side: str) -> QueueRun:

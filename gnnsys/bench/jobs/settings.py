@@ -14,6 +14,8 @@ SIDES = {
     "warm": QueueSide(uses_estimates=False, sharing="slices"),
     "slices": QueueSide(workers=2, uses_estimates=False, sharing="slices"),
     "mps": QueueSide(workers=2, uses_estimates=False, sharing="mps"),
+    "mps4": QueueSide(workers=4, uses_estimates=False, sharing="mps"),
+    "streams": QueueSide(workers=2, uses_estimates=False, sharing="streams"),
     "base": QueueSide(policy="base", workers=2),
     "lmcf": QueueSide(policy="lmcf", workers=2),
     "bmc": QueueSide(policy="bmc", workers=2),

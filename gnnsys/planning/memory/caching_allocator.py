@@ -5,6 +5,11 @@ large pool, in segments of 20 MiB, or from 10 MiB on of their own size rounded u
 the stream that is large enough is taken. It is split where 512 bytes (small pool) or more than 1 MiB (large) remain.
 What is freed joins its free neighbours and stays reserved. A full device gives back segments that are free as a whole.
 
+Of free blocks of one size the one with the lowest address is taken. So what is reserved depends on where the driver
+puts segments: here those of 32 MiB or more each below all others, smaller ones one after the other above them, as CUDA
+does on an H200 where nothing was given back before. Where something was, some lie in the gaps, and a job may reserve up
+to a tenth more or less. With the addresses of such a run the model takes the very blocks that torch took.
+
 Left out: expandable segments, `max_split_size_mb`, `roundup_power2_divisions`, garbage collection: all off by default.
 """
 
@@ -16,6 +21,7 @@ from dataclasses import dataclass, field
 _MIN_BLOCK = 512
 SMALL_SIZE, _SMALL_SEGMENT = 1 << 20, 2 << 20
 _LARGE_SEGMENT, _MIN_LARGE, _ROUND_LARGE = 20 << 20, 10 << 20, 2 << 20
+_PLACED_BELOW = 32 << 20
 
 
 class DeviceFull(ValueError):
@@ -67,12 +73,13 @@ class CachingAllocator:
     peak_reserved: int = 0
     num_segments: int = 0
     _free: dict[bool, list[tuple[int, int, int, CachedBlock]]] = field(default_factory=lambda: {True: [], False: []})
-    _next_address: int = 0
+    _lowest: int = 0
+    _next_small: int = 0
 
-    def allocate(self, num_bytes: int, stream: int = 0) -> CachedBlock:
-        """A block for `num_bytes`; DeviceFull where nothing is left."""
+    def allocate(self, num_bytes: int, stream: int = 0, address: int | None = None) -> CachedBlock:
+        """A block for `num_bytes`; DeviceFull where nothing is left. `address`: where a new segment lies, if known."""
         size = round_size(num_bytes)
-        block = self._best_free(size, stream) or self._new_segment(size, stream)
+        block = self._best_free(size, stream) or self._new_segment(size, stream, address)
         rest = block.size - size
         if rest >= _MIN_BLOCK if block.is_small else rest > SMALL_SIZE:
             self._put_free(self._split(block, size))
@@ -107,12 +114,12 @@ class CachingAllocator:
 
     def _best_free(self, size: int, stream: int) -> CachedBlock | None:
         pool = self._free[size <= SMALL_SIZE]
-        place = bisect_left(pool, (stream, size, -1))
+        place = bisect_left(pool, (stream, size))
         if place == len(pool) or pool[place][0] != stream:
             return None
         return pool.pop(place)[-1]
 
-    def _new_segment(self, size: int, stream: int) -> CachedBlock:
+    def _new_segment(self, size: int, stream: int, address: int | None) -> CachedBlock:
         wanted = segment_size(size)
         if self.capacity is not None and self.reserved + wanted > self.capacity:
             self.release_cached()
@@ -120,12 +127,19 @@ class CachingAllocator:
                 raise DeviceFull(
                     f"{wanted} bytes are asked for, and {self.capacity - self.reserved} of {self.capacity} are left"
                 )
-        block = CachedBlock(self._next_address, wanted, stream, size <= SMALL_SIZE)
-        self._next_address += wanted
+        block = CachedBlock(self._place(wanted) if address is None else address, wanted, stream, size <= SMALL_SIZE)
         self.reserved += wanted
         self.num_segments += 1
         self.peak_reserved = max(self.peak_reserved, self.reserved)
         return block
+
+    def _place(self, num_bytes: int) -> int:
+        """Where the driver puts a new segment."""
+        if num_bytes >= _PLACED_BELOW:
+            self._lowest -= num_bytes
+            return self._lowest
+        self._next_small += num_bytes
+        return self._next_small - num_bytes
 
     @staticmethod
     def _split(block: CachedBlock, size: int) -> CachedBlock:

@@ -45,11 +45,11 @@ class DeviceRun:
     events: tuple[DeviceEvent, ...] = ()
 
     def replayed(self) -> CachingAllocator:
-        """The same events through the model of the allocator: only their order and sizes are real."""
+        """The same events through the model of the allocator: their order, sizes and the places of segments are real."""
         memory, blocks = CachingAllocator(), {}
         for event in self.events:
             if not event.frees:
-                blocks[event.address] = memory.allocate(event.num_bytes, event.stream)
+                blocks[event.address] = memory.allocate(event.num_bytes, event.stream, event.address)
             elif event.address in blocks:
                 memory.free(blocks.pop(event.address))
         return memory

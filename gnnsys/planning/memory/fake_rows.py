@@ -146,6 +146,7 @@ class FakeRows(TorchDispatchMode):
 
     def _run(self, func: Any, args: Any, kwargs: Any, turns_fake: bool) -> Any:
         ended = self._told(func, args, kwargs)
+        places = self._places_inside(func, args)
         out = self._repeated(func, args, kwargs)
         values, spec = tree_flatten(out)
         for index, value in enumerate(values):
@@ -153,9 +154,17 @@ class FakeRows(TorchDispatchMode):
                 if turns_fake and _has_rows(value) and value.untyped_storage().nbytes() > _ONE_VALUE:
                     values[index] = value = self._like(value)
                 self.ledger.made(value, op_name(func), is_index=not _has_rows(value))
+        if places is not None:
+            places()
         if ended is not None:
             ended()
         return tree_unflatten(values, spec)
+
+    def _places_inside(self, func: Any, args: Sequence[Any]) -> Ended | None:
+        """Indexing integers by a mask: torch finds the places where it is true first, and keeps them until the end."""
+        masks = [index for index in args[1] if _is_mask(index)] if func in _TAKES_MASKS else []
+        num_bytes = sum(int(mask.count_nonzero()) * mask.dim() * torch.int64.itemsize for mask in masks)
+        return self.ledger.workspace(num_bytes, "aten::nonzero") if num_bytes else None
 
     def _pretend(self, func: Any, flat: list[Any], spec: Any) -> Any:
         if self.ledger.phase is StepPhase.OPTIMIZER and _only_writes(func):
@@ -219,7 +228,7 @@ class FakeRows(TorchDispatchMode):
         """Indexing by a real mask, as torch does it: by the places where it is true, found for this operator alone."""
         indices: list[Any] = []
         for index in args[1]:
-            if isinstance(index, Tensor) and index.dtype == torch.bool and self._is_real(index):
+            if _is_mask(index) and self._is_real(index):
                 places = index.nonzero()
                 self.ledger.made(places, "aten::nonzero", is_index=True)
                 indices += places.unbind(1)
@@ -322,6 +331,10 @@ def _only_writes(func: Any) -> bool:
     if any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments[1:]):
         return False
     return not schema.returns or (len(schema.returns) == 1 and schema.returns[0].alias_info is not None)
+
+
+def _is_mask(index: Any) -> bool:
+    return isinstance(index, Tensor) and index.dtype == torch.bool
 
 
 def _has_rows(tensor: Tensor) -> bool:

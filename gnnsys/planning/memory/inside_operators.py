@@ -15,6 +15,7 @@ from gnnsys.ops import allocation_order, told_workspaces, workspace_bytes
 from gnnsys.planning.memory.device_profile import DeviceProfile
 from gnnsys.planning.memory.fake_rows import PRODUCTS, op_name
 from gnnsys.planning.memory.ledger import StorageLedger
+from gnnsys.planning.memory.reduction_scratch import COUNTERS, REDUCTIONS
 
 _PRODUCTS = frozenset(map(op_name, PRODUCTS))
 _Ended = Callable[[], None]
@@ -43,7 +44,9 @@ class InsideOperators:
         if name in _PRODUCTS:
             return lambda: self._product(self._profile, name, arguments)  # type: ignore[arg-type]
         num_bytes = self._profile.scratch(name, arguments)
-        return (lambda: self._pulse(num_bytes, name)) if num_bytes else None
+        if name in REDUCTIONS and num_bytes > COUNTERS:
+            return lambda: self._pulse(name, num_bytes - COUNTERS, COUNTERS)
+        return (lambda: self._pulse(name, num_bytes)) if num_bytes else None
 
     def _native(self, op: str, arguments: Sequence[Any]) -> _Ended | None:
         if (op, self._device_type) not in self._statements:
@@ -68,12 +71,13 @@ class InsideOperators:
         if name == "aten::addmm" and isinstance(first, Tensor) and first.dim() == 1:
             self._keep(is_backward, True, profile.linear_workspace)
             if profile.linear_scratch:
-                self._pulse(profile.linear_scratch, name)
+                self._pulse(name, profile.linear_scratch)
 
     def _keep(self, is_backward: bool, adds_bias: bool, num_bytes: int) -> None:
         if num_bytes and (is_backward, adds_bias) not in self._has_workspace:
             self._has_workspace.add((is_backward, adds_bias))
             self._ledger.workspace(num_bytes, "cuBLAS")
 
-    def _pulse(self, num_bytes: int, name: str) -> None:
-        self._ledger.workspace(num_bytes, name)()
+    def _pulse(self, name: str, *blocks: int) -> None:
+        for give_back in [self._ledger.workspace(num_bytes, name) for num_bytes in blocks]:
+            give_back()

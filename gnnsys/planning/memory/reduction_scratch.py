@@ -15,6 +15,7 @@ from torch import Tensor
 
 _MOST_THREADS, _WARP, _VECTOR = 512, 32, 4
 _MIN_VALUES, _MAX_VALUES = 16, 256  # per thread
+COUNTERS = 512  # bytes: beside partial results, in a block of their own
 REDUCTIONS = frozenset(f"aten::{name}" for name in ("sum", "mean", "amax", "amin", "max", "min"))
 _KEEPS_DTYPE = frozenset(f"aten::{name}" for name in ("amax", "amin", "max", "min"))
 
@@ -77,7 +78,7 @@ def reduction_bytes(
     if blocks <= 1:
         return 0
     num_bytes = partial_bytes * num_outputs * blocks * (1 if along_input else width * vector)
-    return num_bytes + 512  # counters, a block of their own
+    return num_bytes + COUNTERS
 
 
 def _innermost(dims: list[tuple[int, int]]) -> tuple[int, int] | None:

@@ -1,0 +1,75 @@
+"""Functions called in processes that have run nothing before, several at a time as far as a device has room.
+
+What torch reserves depends on what a process had before: so each job is measured in one of its own. They are forked
+from a process that has imported torch and has not touched the device. torch-geometric is imported by those that use it:
+it imports what else it finds installed, and some of that makes the device unusable in forks.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from typing import Any, TypeVar
+
+from gnnsys.bench.case import NotHere
+
+T = TypeVar("T")
+MOST_AT_ONCE = 12
+_IMPORTED = ("gnnsys.bench.jobs.estimates",)
+_SECONDS = 300.0
+
+
+class DeviceRoom:
+    """Bytes of a device. Who asks for more than is left waits; who asks for more than there are is told so."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self._all = self._left = num_bytes
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def taken(self, num_bytes: int) -> Iterator[None]:
+        if num_bytes > self._all:
+            raise NotHere(f"{num_bytes / 1e9:.1f} GB are needed, and {self._all / 1e9:.1f} GB of the device are free")
+        with self._changed:
+            self._changed.wait_for(lambda: num_bytes <= self._left)
+            self._left -= num_bytes
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._left += num_bytes
+                self._changed.notify_all()
+
+
+def call_in_fresh_process(function: Callable[..., T], *args: Any) -> T:
+    """What `function` returns, or the error that it raises; RuntimeError where its process ends without a word."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload(list(_IMPORTED))
+    answers, there = context.Pipe(duplex=False)
+    process = context.Process(target=_call, args=(there, function, args), daemon=True)
+    process.start()
+    there.close()
+    with answers:
+        try:
+            said = answers.recv() if answers.poll(_SECONDS) else RuntimeError(f"no answer within {_SECONDS:g} s")
+        except EOFError:
+            process.join()
+            said = RuntimeError(f"a process of {function.__name__} ended with {process.exitcode}")
+    if process.is_alive() and isinstance(said, Exception):
+        process.kill()
+    process.join()
+    if isinstance(said, Exception):
+        raise said
+    return said  # type: ignore[no-any-return]
+
+
+def _call(answer: Connection, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    try:
+        said = function(*args)
+    except Exception as error:
+        said = RuntimeError(f"{type(error).__name__}: {error}")
+    answer.send(said)
+    answer.close()
