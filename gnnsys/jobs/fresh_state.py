@@ -1,4 +1,7 @@
-"""What a job may change in a process, put back to how a fresh process has it: the next job sees nothing of it."""
+"""What a job may change in a process, put back to how a fresh process has it: the next job sees nothing of it.
+
+It is done between jobs, and so it is short: each has to wait for it.
+"""
 
 from __future__ import annotations
 
@@ -58,13 +61,12 @@ def _log_stream(number: int, errors: str) -> io.TextIOWrapper:
 
 
 class FreshState:
-    """Made once, when a worker is ready; `restore` before every job, `leftovers` after it."""
+    """Made once, when a worker is ready. `enter` before every job; behind it `leftovers`, then `restore`."""
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
         self._environment, self._folder = dict(os.environ), os.getcwd()
         self._path, self._words = list(sys.path), list(sys.argv)
-        self._modules = set(sys.modules)
         self._streams = _log_stream(1, "strict"), _log_stream(2, "backslashreplace")
         self._filters = list(warnings.filters)
         self._handlers, self._level = list(logging.getLogger().handlers), logging.getLogger().level
@@ -72,28 +74,37 @@ class FreshState:
         self._mask = _umask()
         self._threads = set(threading.enumerate())
         self._stays = _library_folders()
-        gc.collect()
-        gc.freeze()  # what was imported is no garbage: to look through it takes longer than many a job
+        self._modules: set[str] = set()
+        sys.stdout, sys.stderr = self._streams
+        self._keep_modules()
 
-    def restore(self, folder: str | None = None, environment: Mapping[str, str] | None = None) -> None:
-        """As it was, but in `folder`, with these variables, and with what they say of PYTHONPATH."""
+    def enter(self, folder: str | None = None, environment: Mapping[str, str] | None = None) -> None:
+        """To `folder`, with these variables, and with what they say of PYTHONPATH. All else is as `restore` left it."""
+        os.chdir(folder or self._folder)
+        os.environ.update(environment or {})
+        here = [] if folder is None else [folder]
+        given = [] if environment is None else filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
+        sys.path[:] = [*here, *given, *self._path]
+        sys.path_importer_cache.clear()  # files may have come since
+
+    def restore(self) -> None:
+        """As it was, but for libraries that the job has imported: they stay."""
         if any(stream.closed for stream in self._streams):  # by a job
             self._streams = _log_stream(1, "strict"), _log_stream(2, "backslashreplace")
         sys.stdout, sys.stderr = self._streams
         os.environ.clear()
-        os.environ.update({**self._environment, **(environment or {})})
-        os.chdir(folder or self._folder)
-        here = [] if folder is None else [folder]
-        given = [] if environment is None else filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
-        sys.path[:] = [*here, *given, *self._path]
+        os.environ.update(self._environment)
+        os.chdir(self._folder)
+        sys.path[:] = self._path
         sys.argv[:] = self._words
-        sys.path_importer_cache.clear()
-        self._forget_modules()
         warnings.filters[:] = self._filters  # type: ignore[index]
         logging.getLogger().handlers[:] = self._handlers
         logging.getLogger().setLevel(self._level)
         os.umask(self._mask)
         self._reset_signals()
+        self._forget_modules()
+        gc.collect()
+        self._keep_modules()
         self._reset_torch()
 
     def leftovers(self) -> str | None:
@@ -120,6 +131,12 @@ class FreshState:
         for name in theirs:  # a folder without __init__.py looks for the one that it is in: all are found before
             sys.modules.pop(name, None)
 
+    def _keep_modules(self) -> None:
+        """What is imported now is no garbage: to look through it takes longer than many a job."""
+        if len(sys.modules) > len(self._modules):
+            gc.freeze()
+        self._modules = set(sys.modules)
+
     def _is_of_user(self, name: str, module: Any) -> bool:
         if name in self._modules or module is None:
             return False
@@ -141,7 +158,6 @@ class FreshState:
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
     def _reset_torch(self) -> None:
-        gc.collect()
         torch.set_default_device(None)
         torch.set_default_dtype(torch.float32)
         torch.set_grad_enabled(True)

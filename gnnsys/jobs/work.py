@@ -101,14 +101,14 @@ class JobWorker:
             if self._is_broken:
                 self.tell({"did": "leave", "why": "an error of the device"})
                 return 0
-            with contextlib.suppress(GraphHolderLost):
-                release_graphs()
             left = self._fresh.leftovers()
             if left is not None:
                 kill_descendants(os.getpid())
                 self.tell({"did": "leave", "why": f"the job left {left} running"})
                 return 0
             self._fresh.restore()
+            with contextlib.suppress(GraphHolderLost):  # now that the job's modules are gone, which may refer to them
+                release_graphs()
             self.tell({"did": "ready"})
 
     def _estimate(self, order: Mapping[str, Any]) -> None:
@@ -116,7 +116,7 @@ class JobWorker:
         found, refusal, needed = SpecEstimate(), "", 0
         factor, capacity = float(order["factor"]), int(order["capacity"])
         try:
-            self._fresh.restore(spec.folder, spec.environment)
+            self._fresh.enter(spec.folder, spec.environment)
             check_call(spec)
             if has_profile(order["kind"]):
                 found = estimate_spec(spec, order["kind"])
@@ -140,7 +140,7 @@ class JobWorker:
             os.dup2(log, 1)
             os.dup2(log, 2)
             os.close(log)
-            self._fresh.restore(spec.folder, spec.environment)
+            self._fresh.enter(spec.folder, spec.environment)
             self.control.begin(job)
             self.tell({"did": "begin", "job": job})
             with cap:

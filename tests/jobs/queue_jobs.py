@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
@@ -70,6 +71,13 @@ def _made(model: Any, lr: float, epochs: int, loss: Any, **data: Any) -> Trainin
         model=model, optimizer=optimizer, loss=loss, epochs=epochs, scheduler=scheduler, **data,
         evaluate=lambda model: {"norm": first.norm(), "is_training": model.training},
     )  # fmt: skip
+
+
+def imports_library() -> TrainingJob:
+    """Tells whether the collector of garbage looks through what the library keeps."""
+    import mailbox
+
+    return linear(evaluate=lambda model: {"looks": any(each is vars(mailbox) for each in gc.get_objects())})
 
 
 def linear(

@@ -48,6 +48,13 @@ def test_a_module_in_a_folder_without_init_is_forgotten_by_the_next_job(queue: Q
     assert seen[0] is seen[1], "it was not lost"
 
 
+def test_a_library_that_one_job_imports_is_there_for_the_next_and_costs_it_nothing(queue: Queue):
+    numbers = [submit(queue, "imports_library", memory="1M") for _ in range(3)]
+    with service(queue.folder.path, workers=1) as running:
+        ended = {job.number: job for job in running.run_until_empty(DEADLINE)}
+    assert [ended[number].result["looks"] for number in numbers] == [True, False, False], ended
+
+
 def test_what_a_script_has_sent_into_a_session_of_its_own_ends_with_it(queue: Queue, tmp_path: Path):
     (tmp_path / "leave.py").write_text(
         "import os, sys, time\n"
