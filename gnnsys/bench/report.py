@@ -56,6 +56,7 @@ class Report:
     absent: dict[str, str] = field(default_factory=dict)  # peer -> why it is not in the rows
     refused: dict[str, dict[str, str]] = field(default_factory=dict)  # case -> peer -> why it cannot do that
     not_run: list[str] = field(default_factory=list)  # required rows without a figure, with the reason
+    interrupted: str | None = None  # the case that ran when it was
 
     def add(self, case: Case, measured: Measured) -> list[Row]:
         """Turns what was measured of a case into its rows."""
@@ -139,6 +140,7 @@ class Report:
             "absent": self.absent,
             "refused": self.refused,
             "not_run": self.not_run,
+            **({} if self.interrupted is None else {"interrupted": self.interrupted}),
             "more_is_better": self.more_is_better,
             "samples": self.samples,
         }

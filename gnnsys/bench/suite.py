@@ -22,6 +22,7 @@ SUITES = (
     "ops", "loader", "partition", "store", "pipeline", "dist", "fullgraph", "gpu", "samplers", "links", "typed",
     "execution", "plan", "jobs",
 )  # fmt: skip
+_MOST_NAMES = 24
 LAB = ("lab/", "pacing/")  # what names of cases begin with that run on the lab, in suites where others do not
 
 
@@ -57,7 +58,8 @@ def check_machine(name: str) -> None:
 def run_suite(
     name: str, benchmarks: Sequence[Benchmark], options: SuiteOptions, show: Callable[[str], None] = print
 ) -> Report:
-    """Runs every selected case; one that raises is reported and does not stop the others."""
+    """Runs every selected case; one that raises is reported and does not stop the others. An interrupt (Ctrl-C) ends
+    the run, and its report has the cases before."""
     rounds = RoundLimits(least=2, most=5, seconds=0.5) if options.quick else options.rounds
     report = Report(name, options.quick)
     sizes = QUICK if options.quick else FULL
@@ -75,6 +77,9 @@ def run_suite(
                 report.add_failure(case, f"{type(error).__name__}: {error}")
                 show(f"{case.name}: failed, {type(error).__name__}: {error}")
                 continue
+            except KeyboardInterrupt:
+                report.interrupted = case.name
+                break
             for row in report.add(case, measured):
                 show(table.line(row))
     show(table.footer(report))
@@ -96,5 +101,16 @@ def _select(benchmarks: Sequence[Benchmark], workload: Workload, options: SuiteO
     only = options.only
     selected = [case for case in cases if only is None or any(part in case.name for part in only.split("|"))]
     if not selected:
-        raise ValueError(f"--only {only!r} matches none of: {', '.join(case.name for case in cases)}")
+        raise ValueError(f"--only {only!r} matches none of: {few_names([case.name for case in cases])}")
     return selected
+
+
+def few_names(names: Sequence[str]) -> str:
+    """Names for an error: where there are many, those that tell how the others begin."""
+    if len(names) <= _MOST_NAMES:
+        return ", ".join(names)
+    groups = dict.fromkeys(name.partition(",")[0] for name in names)
+    while len(groups) > _MOST_NAMES and any("/" in group for group in groups):
+        groups = dict.fromkeys(group.rpartition("/")[0] or group for group in groups)
+    listed = list(groups)[:_MOST_NAMES]
+    return f"{', '.join(f'{group}...' for group in listed)} ({len(names)} cases in all)"

@@ -25,6 +25,7 @@ from gnnsys.bench import (
 )
 from gnnsys.bench.case import NotHere, of_peer
 from gnnsys.bench.measure import Measured, RoundLimits, measure, peak_extra_bytes
+from gnnsys.bench.suite import few_names
 
 ROW_FIELDS = ["name", "unit", "ours", "peer", "peer_name", "ratio", "limit", "target", "met", "reason"]
 
@@ -223,6 +224,13 @@ def test_only_selects_by_part_of_the_name():
 def test_only_that_matches_nothing_is_refused_with_the_names_there_are():
     with pytest.raises(ValueError, match="'delta' matches none of: alpha/one, beta/two"):
         run_suite("test", [two_cases], SuiteOptions(only="delta"), show=lambda line: None)
+
+
+def test_of_many_names_an_error_has_how_they_begin():
+    names = [f"jobs/{group}/case {number}, {what}" for group in "ab" for number in range(30) for what in ("s", "MB")]
+    assert few_names(names[:24]) == ", ".join(names[:24])
+    assert few_names(names) == "jobs/a..., jobs/b... (120 cases in all)"
+    assert len(few_names([f"case{number}" for number in range(99)])) < 300
 
 
 def test_lab_selects_what_runs_on_the_lab_and_only_among_it():

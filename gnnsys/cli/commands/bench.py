@@ -132,6 +132,8 @@ def _run(args: argparse.Namespace) -> int:
     report = run_suite(args.suite, benchmarks, options, show=partial(print, flush=True))  # seen while it runs
     if args.json is not None:
         report.write(args.json)
+    if report.interrupted is not None:
+        raise KeyboardInterrupt
     failures = report.failures()
     for failure in failures if args.check else []:
         print(f"check: {failure}", file=sys.stderr)

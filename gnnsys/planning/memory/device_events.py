@@ -45,7 +45,7 @@ class DeviceRun:
     events: tuple[DeviceEvent, ...] = ()
 
     def replayed(self) -> CachingAllocator:
-        """The same events through the model of the allocator: their order, sizes and the places of segments are real."""
+        """The same events through the model of the allocator: order, sizes and places of segments are real."""
         memory, blocks = CachingAllocator(), {}
         for event in self.events:
             if not event.frees:
