@@ -16,6 +16,7 @@ Left out: expandable segments, `max_split_size_mb`, `roundup_power2_divisions`, 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 _MIN_BLOCK = 512
@@ -72,6 +73,7 @@ class CachingAllocator:
     peak_allocated: int = 0
     peak_reserved: int = 0
     num_segments: int = 0
+    on_full: Callable[[], None] = lambda: None  # frees what comes back if torch waits for the device
     _free: dict[bool, list[tuple[int, int, int, CachedBlock]]] = field(default_factory=lambda: {True: [], False: []})
     _lowest: int = 0
     _next_small: int = 0
@@ -122,6 +124,7 @@ class CachingAllocator:
     def _new_segment(self, size: int, stream: int, address: int | None) -> CachedBlock:
         wanted = segment_size(size)
         if self.capacity is not None and self.reserved + wanted > self.capacity:
+            self.on_full()
             self.release_cached()
             if self.reserved + wanted > self.capacity:
                 raise DeviceFull(

@@ -146,12 +146,15 @@ class TracedJob(NamedTuple):
     many: ManySteps | None = None  # of a loader's job, where its steps are alike
 
     def fits(self, capacity: int) -> bool:
-        """Whether it runs in so many bytes of its device: an allocator that is full gives back what it keeps free."""
+        """Whether it runs in so many bytes of its device: an allocator that is full gives back what it keeps free. Of
+        a loader's job, whether its batches' memory comes back at once or late."""
         memory = self.memory
         if memory.allocated_bytes is None:
             return memory.needed_bytes <= capacity
         try:
             (self.many or self.trace).replay(capacity - memory.more_bytes)
+            if self.many is not None:
+                self.many.replay(capacity - memory.more_bytes, is_late=True)
         except DeviceFull:
             return False
         return True

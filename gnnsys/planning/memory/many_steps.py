@@ -67,13 +67,16 @@ class ManySteps:
         return memory
 
     def _batches(self, window: int) -> _Batches:
-        """Those that were traced, those that were drawn, and more like them."""
+        """Those that were drawn, of which the first were traced, and more like them: an epoch's last one is shorter."""
         steps, total = self.pattern.steps, self.num_steps + window + 1
         traced = len(steps)
-        whole = [counts for counts in self.drawn if counts.is_whole]
-        more = [counts for counts in self.drawn[traced:] if counts.is_whole]
-        drawn = [*self.drawn[:traced], *more][:total]
-        counts = [*drawn, *_like(whole, total - len(drawn))]
+        counts = list(self.drawn[:total])
+        whole, short = ([each for each in counts if each.is_whole is wanted] for wanted in (True, False))
+        per_epoch = 1 + counts.index(short[0]) if short else total + 1  # each ends with a short one
+        more = iter(_like(whole, total - len(counts)))
+        for number in range(len(counts), total):
+            epoch, at = divmod(number, per_epoch)
+            counts.append(short[epoch % len(short)] if at == per_epoch - 1 else next(more))
         values = torch.tensor([count_values(each) for each in counts], dtype=torch.float64, device="cpu")
         sizes = self.pattern.sizes(values).tolist()
         sizes[:traced] = [step.sizes for step in steps]
@@ -93,9 +96,10 @@ class _Loader:
         self._steps, self._memory, self._batches = steps, memory, batches
         self._num_streams = max(1, steps.held.making) if steps.is_sampled_there else 1
         self._by_chance = random.Random(_SEED) if is_late else None
-        self._num_late = 1 if is_late else 0
+        self._num_late, self._num_held = (1 if is_late else 0), 0
         self._made: dict[int, list[CachedBlock]] = {}
         self._trained: deque[list[CachedBlock]] = deque()
+        memory.on_full = self._let_all_go
 
     def make(self, number: int) -> None:
         turn = number if self._by_chance is None else self._by_chance.randrange(self._num_streams)
@@ -112,9 +116,19 @@ class _Loader:
 
     def trained(self, number: int) -> None:
         self._trained.append(self._made.pop(number))
+        self._num_held = 1  # until the next one has come
 
     def let_go(self) -> None:
-        while len(self._trained) > self._num_late:
+        self._num_held = 0
+        self._let_go_but(self._num_late)
+
+    def _let_all_go(self) -> None:
+        """Before it is out of memory torch waits for the device, and has back what was late."""
+        if self._num_late:
+            self._let_go_but(self._num_held)
+
+    def _let_go_but(self, number: int) -> None:
+        while len(self._trained) > number:
             for block in self._trained.popleft():
                 self._memory.free(block)
 

@@ -102,3 +102,15 @@ def test_in_any_order_of_calls_blocks_are_apart_and_bounds_hold(seed):
     assert memory.allocated == 0
     memory.release_cached()
     assert (memory.reserved, memory.num_segments) == (0, 0), "freed neighbours became whole segments again"
+
+
+def test_what_comes_back_when_the_device_is_full_is_used():
+    """As torch, which waits for the device before it is out of memory."""
+    memory = CachingAllocator(capacity=64 * MIB)
+    late = [memory.allocate(32 * MIB)]
+    memory.allocate(32 * MIB)
+    with pytest.raises(DeviceFull):
+        memory.allocate(16 * MIB)
+    memory.on_full = lambda: memory.free(late.pop())
+    memory.allocate(16 * MIB)
+    assert not late and memory.reserved == 48 * MIB

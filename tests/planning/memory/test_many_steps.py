@@ -124,6 +124,24 @@ def test_a_capacity_is_kept_and_refused_where_it_is_below_what_is_live(few: Many
         few.replay(capacity=free.peak_allocated - MIB)
 
 
+def test_the_last_batch_of_every_epoch_is_short():
+    """12,288 seeds in batches of 5,000."""
+    many, drawn = traced(batch_size=5000)
+    assert [counts.is_whole for counts in drawn[:6]] == [True, True, False] * 2
+    few_drawn = dataclasses.replace(many, drawn=many.drawn[:13])
+    counts = few_drawn._batches(window=2).counts
+    assert [each.is_whole for each in counts[:30]] == [True, True, False] * 10
+    sizes = [each.num_nodes for each in counts]
+    assert max(sizes[2:30:3]) < 0.8 * min(sizes[0:30:3])
+
+
+def test_what_comes_back_late_is_there_before_a_job_is_out_of_memory(few: ManySteps):
+    few = enlarged(few, 10)
+    late = few.replay(is_late=True)
+    least = late.peak_reserved - (late.peak_reserved - late.peak_allocated) // 3
+    assert few.replay(least, is_late=True).peak_reserved <= least
+
+
 def test_two_threads_have_a_pool_each():
     streams = []
     many, _ = traced("pinned")
