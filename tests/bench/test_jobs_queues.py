@@ -9,7 +9,7 @@ import pytest
 from gnnsys.bench.case import OURS
 from gnnsys.bench.jobs import queue_jobs
 from gnnsys.bench.jobs.cognn_queues import PUBLISHED_ORDERS, published
-from gnnsys.bench.jobs.queue_runs import QueuedCall, QueueRun, estimate_calls, run_queue
+from gnnsys.bench.jobs.queue_runs import QueuedCall, QueueEstimators, QueueRun, run_queue
 from gnnsys.bench.jobs.queues import AGAIN, calls_of, capacity_for, queues
 from gnnsys.bench.jobs.settings import SIDES, settings_of
 from gnnsys.bench.jobs.stream_runs import run_streams
@@ -61,7 +61,7 @@ def test_every_case_has_its_own_name_and_bad_settings_are_named():
     with Workload(QUICK) as work:
         cases = [*queues(work), *sweep(work)]
     names = [case.name for case in cases]
-    assert len(set(names)) == len(names) and sum("completion" in name for name in names) == 2
+    assert len(set(names)) == len(names) and sum("completion beside warm" in name for name in names) == 2
     with pytest.raises(ValueError, match="sides=mip: choose of cold, warm"):
         settings_of(Workload(QUICK, settings={"sides": "warm,mip"}))
     with pytest.raises(ValueError, match="at least 1"):
@@ -82,7 +82,8 @@ def small_calls(kind: str) -> list[QueuedCall]:
 
 def test_estimates_have_safety_and_take_time():
     [call, *_] = small_calls("GCN")
-    found = estimate_calls([call, call], call, "cpu")
+    with Workload(QUICK) as work:
+        found = QueueEstimators(work, call, "cpu").find([call, call])
     assert found.memory[0] == found.memory[1] > 300 * 64 * 4 and found.seconds > 0
     (graph,) = found.found[0].graphs.values()
     assert 300 * 50 * 4 < graph < found.memory[0], "the graph is shared, and a part of what the job takes alone"
@@ -90,11 +91,12 @@ def test_estimates_have_safety_and_take_time():
 
 @pytest.mark.long
 def test_estimates_for_a_device_are_made_by_several_processes(monkeypatch):
-    monkeypatch.setattr("gnnsys.bench.jobs.queue_runs.num_estimators", lambda num_jobs: 2)
-    calls = small_calls("GCN")
-    assert estimate_calls(calls, calls[0], "cuda").memory == [
-        estimate_calls([call], call, "cuda").memory[0] for call in calls
-    ]
+    calls, memory = small_calls("GCN"), []
+    with Workload(QUICK) as work:
+        for count in (1, 2):
+            monkeypatch.setattr("gnnsys.bench.jobs.queue_runs.num_estimators", lambda num_jobs, count=count: count)
+            memory.append(QueueEstimators(work, calls[0], "cuda").find(calls).memory)
+    assert memory[0] == memory[1] and min(memory[0]) > 0
 
 
 @pytest.mark.long
@@ -137,5 +139,5 @@ def test_a_sweep_has_the_results_of_jobs_alone():
 
 def test_the_second_run_of_ours_is_a_side_of_its_own():
     with Workload(QUICK) as work:
-        case = next(iter(queues(work)))
-    assert AGAIN in {name for versus in case.versus for name in versus.peers}
+        peers = {name for case in queues(work) for versus in case.versus for name in versus.peers}
+    assert AGAIN in peers

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-_MOST = 14
+MOST_ESTIMATORS = 14
 
 
 def num_estimators(num_jobs: int) -> int:
     """As many as there are cores and jobs, but for two cores that keep the GPU busy."""
-    return max(1, min(_MOST, len(os.sched_getaffinity(0)) - 2, num_jobs))
+    return max(1, min(MOST_ESTIMATORS, len(os.sched_getaffinity(0)) - 2, num_jobs))
 
 
 @contextmanager

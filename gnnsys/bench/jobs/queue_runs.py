@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import logging
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +22,8 @@ from typing import Any
 
 from gnnsys.bench.case import NotHere
 from gnnsys.bench.jobs.device_watch import DeviceWatch
-from gnnsys.bench.jobs.estimators import estimators, num_estimators
+from gnnsys.bench.jobs.estimators import MOST_ESTIMATORS, estimators, num_estimators
+from gnnsys.bench.workload import Workload
 from gnnsys.jobs import (
     FIRST_FACTOR,
     FifoPolicy,
@@ -138,16 +141,24 @@ class TimedEstimates:
         return [mine + sum(found.graphs.values()) for mine, found in zip(own, self.found, strict=True)]
 
 
-def estimate_calls(calls: Sequence[QueuedCall], warm_up: QueuedCall, device: str) -> TimedEstimates:
-    """Estimates all, some at a time, each on one thread of a process that has estimated `warm_up` before."""
-    count = num_estimators(len(calls))
-    if count < 2 or device == "cpu":
-        _estimate(warm_up, device)
-        found = [_estimate(call, device) for call in calls]
-    else:
-        with estimators(count, partial(_estimate, warm_up, device)) as pool:
-            found = list(pool.map(_estimate, calls, [device] * len(calls)))
-    return TimedEstimates(tuple(each for each, _ in found), sum(seconds for _, seconds in found))
+class QueueEstimators:
+    """Estimates jobs, some at a time, each on one thread of a process that has estimated `warm_up` before. One for all
+    queues with the layers of a library: the processes stay until the workload closes."""
+
+    def __init__(self, work: Workload, warm_up: QueuedCall, device: str) -> None:
+        self._device = device
+        self._warm = partial(_estimate, warm_up, device)
+        self._pool: ProcessPoolExecutor | None = None
+        count = num_estimators(MOST_ESTIMATORS)
+        if count > 1 and device != "cpu":
+            self._pool = work.enter(estimators(count, self._warm))
+        else:
+            self._warm()
+
+    def find(self, calls: Sequence[QueuedCall]) -> TimedEstimates:
+        each = [self._device] * len(calls)
+        found = list(map(_estimate, calls, each) if self._pool is None else self._pool.map(_estimate, calls, each))
+        return TimedEstimates(tuple(estimate for estimate, _ in found), sum(seconds for _, seconds in found))
 
 
 def _estimate(call: QueuedCall, device: str) -> tuple[SpecEstimate, float]:
@@ -167,6 +178,7 @@ def run_queue(
     capacity: int | None,
 ) -> list[QueueRun]:
     """Runs queues one after the other in one service: what it learns of the first it knows in the second."""
+    begun = time.monotonic()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gnnsys-queues-")))
         stack.enter_context(_log_to_stderr())
@@ -188,6 +200,7 @@ def run_queue(
         queue = Queue(folder / "queue")
         if side.is_warm:
             _make_warm(service, queue, warm_up, side.workers)
+            print(f"workers are warm after {time.monotonic() - begun:.1f} s", file=sys.stderr, flush=True)
         return [_run(service, queue, calls, watch) for calls in queues]
 
 

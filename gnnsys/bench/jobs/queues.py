@@ -31,7 +31,7 @@ from gnnsys.bench.case import OURS, Benchmark, Case, NotHere, Side, Versus, valu
 from gnnsys.bench.jobs.cognn_queues import KINDS, PUBLISHED_ORDERS, TABLE_FIVE, QueuedTask, published, random_orders
 from gnnsys.bench.jobs.device_watch import only_left
 from gnnsys.bench.jobs.queue_jobs import QUEUE_JOB
-from gnnsys.bench.jobs.queue_runs import QueuedCall, QueueRun, TimedEstimates, estimate_calls, run_queue
+from gnnsys.bench.jobs.queue_runs import QueuedCall, QueueEstimators, QueueRun, TimedEstimates, run_queue
 from gnnsys.bench.jobs.settings import SIDES, JobsSettings, settings_of
 from gnnsys.bench.jobs.stream_runs import run_streams
 from gnnsys.bench.jobs.table_four import GraphSize
@@ -76,7 +76,8 @@ class QueueBench:
     """One queue in one order with the layers of one library; each side runs once, when first asked for."""
 
     def __init__(self, work: Workload, library: str, queue: str, order: str, tasks: Sequence[QueuedTask]) -> None:
-        self._work, self._settings, self.name = work, settings_of(work), f"{library}/{queue}, {order}"
+        self._work, self._settings, self._library = work, settings_of(work), library
+        self.name = f"{library}/{queue}, {order}"
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
         is_full = work.sizes is FULL
         tasks = tasks if is_full else tasks[2:5]
@@ -86,8 +87,11 @@ class QueueBench:
         self._warm_up = QueuedCall(target=QUEUE_JOB, arguments=warm_up, memory=_WARM_UP_BYTES)
 
     def estimates(self) -> TimedEstimates:
-        name = f"jobs/queues/{self.name}/estimates"
-        return self._work.once(name, lambda: estimate_calls(self._calls, self._warm_up, self._device))
+        estimators = self._work.once(
+            f"jobs/queues/{self._library}/estimators",
+            lambda: QueueEstimators(self._work, self._warm_up, self._device),
+        )
+        return self._work.once(f"jobs/queues/{self.name}/estimates", lambda: estimators.find(self._calls))
 
     def runs(self, side: str) -> list[QueueRun]:
         """Of `side`, and of the same queue once more where it is ours."""
@@ -105,7 +109,7 @@ class QueueBench:
                 runs = [run_streams(calls, self._warm_up, SIDES[side].workers, self._device)]
             else:
                 runs = run_queue(SIDES[side], queues, self._warm_up, device=self._device, capacity=capacity)
-        for run, again in zip(runs, ("", ", again"), strict=False):  # a row is printed when all sides have run
+        for run, again in zip(runs, ("", ", again"), strict=False):
             told = f"makespan {run.makespan:.2f} s, completion {run.completion:.2f} s, queueing {run.queueing:.2f} s"
             print(f"{self.name}, {side}{again}: {told}", file=sys.stderr, flush=True)
             print(f"    {run.told(self._names)}", file=sys.stderr, flush=True)
@@ -130,29 +134,29 @@ def _cases(bench: QueueBench, queue: str, settings: JobsSettings) -> Iterator[Ca
     others = [side for side in settings.sides if side != _OURS]
     is_published = bench.name.endswith("published order")
 
-    def sides(figure: str) -> dict[str, Side]:
+    def sides(figure: str, side: str) -> dict[str, Side]:
         if bench.name.startswith("pyg/") and importlib.util.find_spec("torch_geometric") is None:
             raise NotHere("torch-geometric is not installed")
         read = _FIGURES[figure][1]
-        found = {OURS: Side(lambda: read(bench.run(OURS).check())), AGAIN: Side(lambda: read(bench.run(AGAIN).check()))}
-        for side in others:
-            # What starts without an estimate may run out of memory, and is then run again alone.
-            found[side] = Side(partial(_figure, bench, side, figure), foreign=True)
-        for side, method in PAPER.items():
-            if is_published and side in others and figure in TABLE_FIVE[method]._fields:
-                found[f"{side}, Table V"] = Side(lambda m=method: 60 * getattr(TABLE_FIVE[m], figure)[queue])  # type: ignore[misc]
+        found = {OURS: Side(lambda: read(bench.run(OURS).check()))}
+        if side == AGAIN:
+            found[side] = Side(lambda: read(bench.run(side).check()))
+        else:  # what starts without an estimate may run out of memory, and is then run again alone
+            found[side] = Side(lambda: read(bench.run(side)), foreign=True)
+        method = PAPER.get(side)
+        if method is not None and is_published and figure in TABLE_FIVE[method]._fields:
+            found[f"{side}, Table V"] = Side(lambda: 60 * getattr(TABLE_FIVE[method], figure)[queue])
         return found
 
     targets = {
         "makespan": {"warm": FASTER_THAN_WARM},
         "completion": {"warm": SHORTER["published order" if is_published else "random order"], AGAIN: NEAR_ORACLE},
     }
-    for figure, (unit, _) in _FIGURES.items():
-        targeted = targets.get(figure, {})
-        versus = [Versus((side,), targeted.get(side)) for side in (*others, AGAIN)]
-        yield Case(
-            f"jobs/queues/{bench.name}, {figure}", value(unit), partial(sides, figure), tuple(versus), repeats=1
-        )  # fmt: skip
+    for side in (*others, AGAIN):
+        for figure, (unit, _) in _FIGURES.items():
+            name = f"jobs/queues/{bench.name}, {figure} beside {side}"
+            versus = Versus((side,), targets.get(figure, {}).get(side))
+            yield Case(name, value(unit), partial(sides, figure, side), (versus,), repeats=1)
     if {"cold", "warm"} <= set(settings.sides):
         yield Case(
             f"jobs/queues/{bench.name}, warm beside cold",
@@ -169,10 +173,6 @@ def _cases(bench: QueueBench, queue: str, settings: JobsSettings) -> Iterator[Ca
         (Versus(("a makespan",)),),
         repeats=1,
     )
-
-
-def _figure(bench: QueueBench, side: str, figure: str) -> float:
-    return _FIGURES[figure][1](bench.run(side))
 
 
 BENCHMARKS: list[Benchmark] = [queues]
