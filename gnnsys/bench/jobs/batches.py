@@ -7,6 +7,7 @@ and in pinned memory. An estimate has a likely size of the largest batch, and a 
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 
 import gnnsys.nn
 from gnnsys.bench.case import OURS, Benchmark, Case, NotHere, Side, Versus, value
+from gnnsys.bench.jobs.settings import settings_of
 from gnnsys.bench.workload import FULL, SEED, Workload
 from gnnsys.graph import Graph, rmat
 from gnnsys.loader import NeighborLoader
@@ -27,6 +29,7 @@ from gnnsys.planning import (
     run_on_device,
     run_steps,
 )
+from gnnsys.planning.memory.ledger import StepPhase
 
 PLACES, FANOUTS, EPOCHS = ("device", "pinned"), [15, 10, 5], 10
 MEASURED, BOUND, LIMIT = "measured", "bound", "found by bisection"
@@ -183,7 +186,8 @@ def fitted_batches(work: Workload) -> Iterator[Case]:
         def both() -> tuple[float, float]:
             given = {"place": "device", "batch_size": sizes.batch_size}
             fitted = fit_argument(job, "batch_size", given, "h200", limit).value
-            return float(fitted), float(bisect_on_device(job, fitted, limit, sizes.seeds))
+            steps = settings_of(work).fit_steps
+            return float(fitted), float(bisect_on_device(job, fitted, limit, sizes.seeds, steps))
 
         return work.once("jobs/fit", both)
 
@@ -195,7 +199,7 @@ def fitted_batches(work: Workload) -> Iterator[Case]:
     yield _case("fit", "batch_size off by", "%", off, lambda: OFF_BY, BOUND, 1.0)
 
 
-def bisect_on_device(job: Callable[..., TrainingJob], start: int, limit: int, most: int, num_steps: int = 12) -> int:
+def bisect_on_device(job: Callable[..., TrainingJob], start: int, limit: int, most: int, num_steps: int) -> int:
     """The largest batch size up to `most`, within 1%, with which the job runs in `limit` bytes of the GPU."""
     total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
 
@@ -204,20 +208,30 @@ def bisect_on_device(job: Callable[..., TrainingJob], start: int, limit: int, mo
         torch.cuda.synchronize()
         torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
-        held = torch.cuda.memory_reserved()
+        before, held = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
         torch.cuda.set_per_process_memory_fraction((limit + held) / total)
-        made = None
+        torch.cuda.reset_peak_memory_stats()
+        made, done = None, 0
+
+        def count(phase: StepPhase, step: int, batch: Any) -> None:
+            nonlocal done
+            done = step
+
         try:
             made = make_job(job, {"place": "device", "batch_size": batch_size}, device="cuda")
-            run_steps(made, num_steps)
+            run_steps(made, num_steps, count)
             torch.cuda.synchronize()
-            return True
+            done = num_steps
         except torch.OutOfMemoryError:
-            return False
+            pass
         finally:
+            peaks = torch.cuda.max_memory_allocated() - before, torch.cuda.max_memory_reserved() - held
+            told = f"{done} of {num_steps} steps, {peaks[0] / 1e9:.2f} GB allocated, {peaks[1] / 1e9:.2f} reserved"
+            print(f"jobs/batches/fit: {batch_size} seeds: {told}", file=sys.stderr, flush=True)
             if made is not None and made.loader is not None:
                 made.loader.close()  # type: ignore[attr-defined]
             torch.cuda.set_per_process_memory_fraction(1.0)
+        return done == num_steps
 
     low, high = start, start
     while not runs(low):
