@@ -106,10 +106,10 @@ class CachingAllocator:
         if self.allocated > self.peak_allocated:
             self.peak_allocated = self.allocated
 
-    def release_cached(self) -> None:
-        """Gives segments back that are free as a whole, as `torch.cuda.empty_cache` does."""
+    def release_cached(self, address: int | None = None) -> None:
+        """Gives segments back that are free as a whole, as `torch.cuda.empty_cache` does; or the one at `address`."""
         for pool in self._free.values():
-            for entry in [entry for entry in pool if entry[-1].is_segment]:
+            for entry in [entry for entry in pool if entry[-1].is_segment and address in (None, entry[-1].address)]:
                 pool.remove(entry)
                 self.reserved -= entry[-1].size
                 self.num_segments -= 1

@@ -27,13 +27,15 @@ _LEAST_SHOWN = 64 << 10
 
 
 class DeviceEvent(NamedTuple):
-    """An allocation (or, with `frees`, its end) of `num_bytes` at `address`; `code` is who asked, where Python did."""
+    """An allocation (or, with `frees`, its end) of `num_bytes` at `address`; `code` is who asked, where Python did. Or
+    the end of a segment, which torch gives back."""
 
     num_bytes: int
     address: int
     stream: int
     frees: bool
     code: str
+    is_segment: bool = False
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,9 @@ class DeviceRun:
         """The same events through the model of the allocator: order, sizes and places of segments are real."""
         memory, blocks = CachingAllocator(), {}
         for event in self.events:
-            if not event.frees:
+            if event.is_segment:
+                memory.release_cached(event.address)
+            elif not event.frees:
                 blocks[event.address] = memory.allocate(event.num_bytes, event.stream, event.address)
             elif event.address in blocks:
                 memory.free(blocks.pop(event.address))
@@ -190,10 +194,10 @@ def _events() -> tuple[DeviceEvent, ...]:
     chosen = traces[device] if device < len(traces) else traces[0]
     events = []
     for entry in chosen:
-        if entry["action"] in ("alloc", "free_completed"):
-            frees = entry["action"] != "alloc"
+        if entry["action"] in ("alloc", "free_completed", "segment_free"):
+            frees, is_segment = entry["action"] != "alloc", entry["action"] == "segment_free"
             code = "" if frees else _code(entry.get("frames", ()))
-            events.append(DeviceEvent(entry["size"], entry["addr"], entry.get("stream", 0), frees, code))
+            events.append(DeviceEvent(entry["size"], entry["addr"], entry.get("stream", 0), frees, code, is_segment))
     return tuple(events)
 
 

@@ -19,10 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnsys.planning.memory.reduction_scratch import REDUCTIONS, scratch_of_reduction
+from gnnsys.planning.memory.reduction_scratch import REDUCTIONS, bytes_inside_reduction
 
 _SHIPPED = Path(__file__).parent / "device_profiles"
 _VERSION = 1
+_PUTS = frozenset(("aten::index_put", "aten::index_put_", "aten::_index_put_impl_"))
 
 
 @dataclass(frozen=True)
@@ -86,10 +87,17 @@ class DeviceProfile:
         """The operators that hold something inside."""
         return frozenset(self._by_op) | (REDUCTIONS if self.processors else frozenset())
 
-    def scratch(self, op: str, arguments: Any) -> int:
-        """What a call holds inside, by the size of its arguments; of a dtype that was not measured, the most."""
+    def blocks(self, op: str, arguments: Any) -> list[int]:
+        """Bytes of each block that a call holds inside."""
         if op in REDUCTIONS and self.processors:
-            return scratch_of_reduction(op, arguments, self.processors, self.threads_per_processor)
+            return bytes_inside_reduction(op, arguments, self.processors, self.threads_per_processor)
+        num_bytes = self.scratch(op, arguments)
+        return [num_bytes] if num_bytes else []
+
+    def scratch(self, op: str, arguments: Any) -> int:
+        """By the size of its arguments, as it was measured; of a dtype that was not, the most."""
+        if op in _PUTS and not (_adds(arguments) or torch.are_deterministic_algorithms_enabled()):
+            return 0  # nothing is sorted where the last one may win
         curves = self._by_op.get(op, [])
         told = [(curve, _tensor_at(arguments, curve.argument)) for curve in curves]
         found = [(curve, tensor) for curve, tensor in told if tensor is not None]
@@ -179,6 +187,11 @@ def _release(version: str) -> tuple[int, ...]:
 
 def _distance(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(abs(a - b) for a, b in zip((*one, 0, 0, 0)[:3], (*other, 0, 0, 0)[:3], strict=True))
+
+
+def _adds(arguments: Any) -> bool:
+    """Of `index_put` and its like: values of the same place are added."""
+    return len(arguments) > 3 and bool(arguments[3])
 
 
 def _tensor_at(arguments: Any, place: int) -> Tensor | None:

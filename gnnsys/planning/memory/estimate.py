@@ -18,6 +18,7 @@ from gnnsys.planning.memory.loader_batches import (
     LargestBatch,
     batch_size_bytes,
     draw_batches,
+    draw_last,
     held_batches,
     largest_batch,
 )
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 _OUTSIDE = "(outside modules)"
 _TRACED_OF_LOADER = 6  # steps, of which those behind the second are alike
+_UNREPLAYED = 1 / 3  # of what a few steps have reserved: what hundreds may reserve more
 TRACED = "traced"
 
 
@@ -64,13 +66,15 @@ class JobMemory:
     growing_bytes: int = 0  # of the peak, what is as large as batches are: by how much it grows if they do
     batches: LargestBatch | None = None  # of a sampling loader on a device: how large they become
     late_bytes: int = 0  # of its batches: what is reserved more where their memory comes back late
+    replayed_steps: int = 0  # that went through the model of the allocator, beside those traced
+    unreplayed_bytes: int = 0  # what many steps may reserve more, where none could be replayed
     how: str = TRACED  # or "probed" by real steps, or "stated" by who knows it
 
     @property
     def needed_bytes(self) -> int:
         """What must be free for the job to run: of a device the most that its allocator reserves."""
         needed = self.peak_bytes if self.reserved_bytes is None else self.reserved_bytes
-        return needed + self.late_bytes + self.more_bytes
+        return needed + self.late_bytes + self.more_bytes + self.unreplayed_bytes
 
     @property
     def more_bytes(self) -> int:
@@ -107,6 +111,9 @@ class JobMemory:
             lines.append(f"of torch's allocator: {taken} allocated, {held} reserved{context}")
         if self.late_bytes:
             lines.append(f"{format_bytes(self.late_bytes)} more are reserved where batches are given back late")
+        if self.unreplayed_bytes:
+            more = format_bytes(self.unreplayed_bytes)
+            lines.append(f"steps are not alike: {more} more are needed, since many of them may reserve more")
         if self.how != TRACED:
             return "\n".join(lines)
         if self.batches is not None:
@@ -152,7 +159,7 @@ class TracedJob(NamedTuple):
         if memory.allocated_bytes is None:
             return memory.needed_bytes <= capacity
         try:
-            (self.many or self.trace).replay(capacity - memory.more_bytes)
+            (self.many or self.trace).replay(capacity - memory.more_bytes - memory.unreplayed_bytes)
             if self.many is not None:
                 self.many.replay(capacity - memory.more_bytes, is_late=True)
         except DeviceFull:
@@ -197,12 +204,14 @@ def trace_job(
         pattern = find_pattern(trace.changes, trace.starts, drawn)
         if pattern is not None:
             is_sampled_there = loader.graph.planned_place != "host"
-            most_steps = min(most_steps, num_batches)
-            many = ManySteps(trace.given, pattern, drawn, held, loader.planned_workspaces, most_steps, is_sampled_there)
+            many = ManySteps(
+                trace.given, pattern, drawn, held, loader.planned_workspaces, min(most_steps, num_batches),
+                is_sampled_there, len(loader), draw_last(loader),
+            )  # fmt: skip
         sizes = batch_size_bytes(drawn, loader.row_bytes())
         batches = largest_batch(sizes, num_traced, num_batches, is_likely=many is not None)
     trace = loaded_ahead(trace, held)
-    return TracedJob(trace, summarise(trace, target, batches, many), many)
+    return TracedJob(trace, summarise(trace, target, batches, many, is_one_of_many=bool(drawn)), many)
 
 
 def _steps_to_learn_from(loader: Any) -> int:
@@ -219,10 +228,14 @@ def watched_peak(job: TrainingJob, num_steps: int = 2) -> int:
 
 
 def summarise(
-    trace: MemoryTrace, target: TrainingDevice, batches: LargestBatch | None = None, many: ManySteps | None = None
+    trace: MemoryTrace,
+    target: TrainingDevice,
+    batches: LargestBatch | None = None,
+    many: ManySteps | None = None,
+    is_one_of_many: bool = False,
 ) -> JobMemory:
     """What a trace says of its peak; of a device `many` steps say what is allocated and reserved, where they are
-    known."""
+    known. Where they are not, and there will be many, more is needed than a few have reserved."""
     peak, at = trace.peak()
     live = trace.live_at(at)
     last = trace.changes[at - 1][0] if at else None
@@ -246,6 +259,8 @@ def summarise(
         context_bytes=0 if target.profile is None else target.profile.context,
         growing_bytes=_growing_bytes(live, bisect_right(trace.starts, at) - 1),
         batches=batches,
+        replayed_steps=0 if many is None else many.num_steps,
+        unreplayed_bytes=int(_UNREPLAYED * memory.peak_reserved) if memory and is_one_of_many and not many else 0,
         late_bytes=0 if late is None or memory is None else max(0, late.peak_reserved - memory.peak_reserved),
     )
 

@@ -36,7 +36,7 @@ from gnnsys.planning.memory.trace_ends import TraceEnds
 _ONE_VALUE = 16  # bytes: a storage of a single number
 _CPU = torch.device("cpu")
 _LIFT = torch.ops.aten.lift_fresh.default
-_TAKES_MASKS = {
+_INDEXES = {
     torch.ops.aten.index.Tensor,
     torch.ops.aten.index_put.default,
     torch.ops.aten.index_put_.default,
@@ -146,7 +146,7 @@ class FakeRows(TorchDispatchMode):
 
     def _run(self, func: Any, args: Any, kwargs: Any, turns_fake: bool) -> Any:
         ended = self._told(func, args, kwargs)
-        places = self._places_inside(func, args)
+        places = self._places_inside(func, args, kwargs)
         out = self._repeated(func, args, kwargs)
         values, spec = tree_flatten(out)
         for index, value in enumerate(values):
@@ -160,9 +160,11 @@ class FakeRows(TorchDispatchMode):
             ended()
         return tree_unflatten(values, spec)
 
-    def _places_inside(self, func: Any, args: Sequence[Any]) -> Ended | None:
+    def _places_inside(self, func: Any, args: Sequence[Any], kwargs: Any) -> Ended | None:
         """Indexing integers by a mask: torch finds the places where it is true first, and keeps them until the end."""
-        masks = [index for index in args[1] if _is_mask(index)] if func in _TAKES_MASKS else []
+        if func not in _INDEXES or _fills(func, args, kwargs):
+            return None
+        masks = [index for index in args[1] if _is_mask(index)]
         num_bytes = sum(int(mask.count_nonzero()) * mask.dim() * torch.int64.itemsize for mask in masks)
         return self.ledger.workspace(num_bytes, "aten::nonzero") if num_bytes else None
 
@@ -170,7 +172,7 @@ class FakeRows(TorchDispatchMode):
         if self.ledger.phase is StepPhase.OPTIMIZER and _only_writes(func):
             self._note_writes(func, flat, spec)
             return tree_unflatten(flat, spec)[0][0] if func._schema.returns else None
-        if func in _TAKES_MASKS:
+        if func in _INDEXES and not _fills(func, *tree_unflatten(flat, spec)):
             flat, spec = tree_flatten(self._masks_as_places(*tree_unflatten(flat, spec)))
         if func is not _BATCH_NORM:
             given = tree_unflatten(flat, spec)
@@ -247,9 +249,17 @@ class FakeRows(TorchDispatchMode):
                 values[1:] = [value.to(weight.dtype) for value in values[1:]]
 
     def _told(self, func: Any, args: Any, kwargs: Any) -> Ended | None:
-        if func.namespace != "gnnsys" and func not in PRODUCTS and op_name(func) not in self._told_ops:
-            return None
-        return self._before(op_name(func), all_arguments(func, args, kwargs))
+        ended = None
+        if func.namespace == "gnnsys" or func in PRODUCTS or op_name(func) in self._told_ops:
+            ended = self._before(op_name(func), all_arguments(func, args, kwargs))
+        held = self._wide_indices(args[1]) if func in _INDEXES else None
+        return ended if held is None else _both(held, ended)
+
+    def _wide_indices(self, indices: Sequence[Any]) -> Ended | None:
+        """Indices of 32 bits are copied for an operator that indexes."""
+        short = [each for each in indices if isinstance(each, Tensor) and each.dtype == torch.int32]
+        num_bytes = sum(index.numel() * torch.int64.itemsize for index in short)
+        return self.ledger.workspace(num_bytes, "aten::to") if num_bytes else None
 
     def _no_shapes(self, func: Any) -> str:
         return f"{op_name(func)}{self._place()} tells no shapes: register them with torch.library.register_fake"
@@ -311,9 +321,10 @@ class FakeRows(TorchDispatchMode):
 
 
 def all_arguments(func: Any, args: Sequence[Any], kwargs: Any) -> list[Any]:
-    """Those that were given, by place."""
-    names = [argument.name for argument in func._schema.arguments[len(args) :]]
-    return [*args, *(kwargs[name] for name in names if name in kwargs)]
+    """Those that were given, by place: what was left out before one that was given is as it is by default."""
+    more = func._schema.arguments[len(args) :]
+    last = max((number for number, each in enumerate(more) if each.name in kwargs), default=-1)
+    return [*args, *(kwargs.get(each.name, each.default_value) for each in more[: last + 1])]
 
 
 def op_name(func: Any) -> str:
@@ -331,6 +342,24 @@ def _only_writes(func: Any) -> bool:
     if any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments[1:]):
         return False
     return not schema.returns or (len(schema.returns) == 1 and schema.returns[0].alias_info is not None)
+
+
+def _both(one: Ended, other: Ended | None) -> Ended:
+    def ended() -> None:
+        one()
+        if other is not None:
+            other()
+
+    return ended
+
+
+def _fills(func: Any, args: Sequence[Any], kwargs: Any) -> bool:
+    """Whether one number is written where one mask is true: torch fills then, and looks for no places."""
+    _, indices, *more = all_arguments(func, args, kwargs)
+    given = [index for index in indices if index is not None]
+    if func is torch.ops.aten.index.Tensor or len(given) != 1 or not _is_mask(given[0]) or (len(more) > 1 and more[1]):
+        return False
+    return type(more[0]) is not FakeTensor and more[0].dim() == 0
 
 
 def _is_mask(index: Any) -> bool:

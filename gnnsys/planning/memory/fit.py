@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gnnsys.planning.memory.estimate import JobMemory, format_bytes, trace_job
 from gnnsys.planning.memory.training_device import TrainingDevice, training_device
+from gnnsys.planning.memory.training_job import NoBatches
 
 _START, _MOST = 64, 1 << 40
 DRAWN = 24  # batches of a sampling loader whose structure is drawn for each value
@@ -16,8 +17,8 @@ STEPS = 300  # that are replayed for each
 
 @dataclass(frozen=True)
 class ArgumentFit:
-    """`value` fits and `too_large` does not. None where the search ended at the most that was asked for, or where a
-    larger value takes no more: a batch has all input nodes then."""
+    """`value` fits and `too_large` does not, or has no batches. None where the search ended at the most that was asked
+    for, or where a larger value takes no more: a batch has all input nodes then."""
 
     argument: str
     value: int
@@ -40,6 +41,9 @@ def fit_argument(
 
     It stops where the interval is under 1% of the value: batches of one size differ by more. `capacity` in bytes is
     that of the device by default. Memory is taken to grow with the argument.
+
+    What a sampling loader's job finds free between blocks that are taken goes up and down with the argument. So from
+    where it has room whatever it finds the search goes up in small steps, and ends at the first that does not fit.
     """
     target = training_device(device)
     limit = capacity
@@ -51,49 +55,113 @@ def fit_argument(
     start = given.get(argument, _START)
     if not isinstance(start, int) or isinstance(start, bool) or start < 1:
         raise ValueError(f"{argument} must be a number from 1 on to be fitted, got {start!r}")
-    asked: dict[int, JobMemory] = {}
 
-    def fits(value: int) -> bool:
+    def estimate(value: int) -> _Asked:
         traced = trace_job(function, {**given, argument: value}, target, num_steps, DRAWN, STEPS)
-        asked[value] = traced.memory
-        return traced.fits(limit)
+        memory = traced.memory
+        return _Asked(memory, traced.fits(limit), traced.many is None or memory.needed_bytes <= limit)
 
-    low, high = 0, min(start, most)
-    while fits(high):
-        if high == most:
-            return ArgumentFit(argument, high, None, asked[high], limit, len(asked))
-        if low and asked[high].peak_bytes == asked[low].peak_bytes:
-            if len({memory.peak_bytes for memory in asked.values()}) > 1:
-                return ArgumentFit(argument, low, None, asked[low], limit, len(asked))
-            raise ValueError(
-                f"memory does not grow with {argument}: {format_bytes(asked[high].peak_bytes)} at {low} and at {high}. "
-                "Fit another argument, or give the loader more input nodes"
-            )
-        low, high = high, min(_next_above(asked, low, high, limit), most)
-    while high - low > max(1, low // 100):
-        middle = (low + high) // 2 if len(asked) % 2 else _between(asked, low, high, limit)
-        low, high = (middle, high) if fits(middle) else (low, middle)
+    search = _Search(argument, estimate, limit, most)
+    low, high = search.run(min(start, most), lambda asked: asked.fits and asked.has_room)
+    if high is not None and search.ask(high).fits:
+        low, high = search.climb(high) if low else search.run(high, lambda asked: asked.fits)
     if low == 0:
+        assert high is not None
         raise ValueError(
-            f"the job takes {format_bytes(asked[high].needed_bytes)} with {argument}={high}, and only "
+            f"the job takes {format_bytes(search.memory(high).needed_bytes)} with {argument}={high}, and only "
             f"{format_bytes(limit)} are there: make the model smaller"
         )
-    return ArgumentFit(argument, low, high, asked[low], limit, len(asked))
+    return ArgumentFit(argument, low, high, search.memory(low), limit, len(search.asked))
 
 
-def _next_above(asked: Mapping[int, JobMemory], low: int, high: int, limit: int) -> int:
-    """Twice as much, or where a line through the last two sizes reaches the limit."""
-    if low == 0:
-        return 2 * high
-    slope = (asked[high].peak_bytes - asked[low].peak_bytes) / (high - low)
-    reached = high + (limit - asked[high].needed_bytes) / slope if slope > 0 else 0
-    return max(2 * high, int(1.02 * reached))
+class _Asked(NamedTuple):
+    """`has_room`: without giving anything back, or it is no matter of what is found free. Without batches a job has
+    neither."""
+
+    memory: JobMemory | None
+    fits: bool
+    has_room: bool
 
 
-def _between(asked: Mapping[int, JobMemory], low: int, high: int, limit: int) -> int:
-    """Where a line between the two reaches the limit, inside of the interval."""
-    if low == 0:
-        return max(1, high // 2)
-    least, most = asked[low].needed_bytes, asked[high].needed_bytes
-    at = low + (high - low) * (limit - least) // max(most - least, 1)
-    return min(max(at, low + 1), high - 1)
+class _Search:
+    """Values are estimated once. What is found is the largest that holds, and one above it that does not, or None."""
+
+    def __init__(self, argument: str, estimate: Callable[[int], _Asked], limit: int, most: int) -> None:
+        self.asked: dict[int, _Asked] = {}
+        self._argument, self._estimate, self._limit, self._most = argument, estimate, limit, most
+
+    def ask(self, value: int) -> _Asked:
+        if value not in self.asked:
+            try:
+                self.asked[value] = self._estimate(value)
+            except NoBatches:
+                if not any(asked.memory for asked in self.asked.values()):
+                    raise
+                self.asked[value] = _Asked(None, False, False)
+        return self.asked[value]
+
+    def memory(self, value: int) -> JobMemory:
+        memory = self.ask(value).memory
+        assert memory is not None
+        return memory
+
+    def run(self, start: int, holds: Callable[[_Asked], bool]) -> tuple[int, int | None]:
+        """From `start` upwards, each time twice as much or more; then by halves."""
+        low, high = 0, start
+        while holds(self.ask(high)):
+            if high == self._most:
+                return high, None
+            if low and self._peak(high) == self._peak(low):
+                self._check_growth(low, high)
+                return low, None
+            low, high = high, min(self._next_above(low, high), self._most)
+        return self._close_in(low, high, holds)
+
+    def climb(self, low: int) -> tuple[int, int | None]:
+        """From `low`, which fits, in steps of a tenth to the first that does not."""
+        while True:
+            above = min(low + max(low // 10, 1), self._most)
+            if not self.ask(above).fits:
+                break
+            if above == self._most or self._peak(above) == self._peak(low):
+                return above, None
+            low = above
+        while above - low > max(1, low // 100):
+            middle = (low + above) // 2
+            low, above = (middle, above) if self.ask(middle).fits else (low, middle)
+        return low, above
+
+    def _close_in(self, low: int, high: int, holds: Callable[[_Asked], bool]) -> tuple[int, int]:
+        while high - low > max(1, low // 100):
+            middle = (low + high) // 2 if len(self.asked) % 2 else self._between(low, high)
+            low, high = (middle, high) if holds(self.ask(middle)) else (low, middle)
+        return low, high
+
+    def _peak(self, value: int) -> int:
+        return self.memory(value).peak_bytes
+
+    def _needed(self, value: int) -> int:
+        return self.memory(value).needed_bytes
+
+    def _check_growth(self, low: int, high: int) -> None:
+        if len({asked.memory.peak_bytes for asked in self.asked.values() if asked.memory}) == 1:
+            raise ValueError(
+                f"memory does not grow with {self._argument}: {format_bytes(self._peak(high))} at {low} and at {high}. "
+                "Fit another argument, or give the loader more input nodes"
+            )
+
+    def _next_above(self, low: int, high: int) -> int:
+        """Twice as much, or where a line through the last two sizes reaches the limit."""
+        if low == 0:
+            return 2 * high
+        slope = (self._peak(high) - self._peak(low)) / (high - low)
+        reached = high + (self._limit - self._needed(high)) / slope if slope > 0 else 0
+        return max(2 * high, int(1.02 * reached))
+
+    def _between(self, low: int, high: int) -> int:
+        """Where a line between the two reaches the limit, inside of the interval."""
+        if low == 0 or self.ask(high).memory is None:
+            return max(1, (low + high) // 2)
+        least, most = self._needed(low), self._needed(high)
+        at = low + (high - low) * (self._limit - least) // max(most - least, 1)
+        return min(max(at, low + 1), high - 1)

@@ -15,7 +15,7 @@ from gnnsys.ops import allocation_order, told_workspaces, workspace_bytes
 from gnnsys.planning.memory.device_profile import DeviceProfile
 from gnnsys.planning.memory.fake_rows import PRODUCTS, op_name
 from gnnsys.planning.memory.ledger import StorageLedger
-from gnnsys.planning.memory.reduction_scratch import COUNTERS, REDUCTIONS
+from gnnsys.planning.memory.reduction_scratch import REDUCTIONS, bytes_of_converted
 
 _PRODUCTS = frozenset(map(op_name, PRODUCTS))
 _Ended = Callable[[], None]
@@ -31,7 +31,7 @@ class InsideOperators:
         self._ledger, self._device_type, self._profile = ledger, device_type, profile
         self._statements = told_workspaces()
         self._has_workspace: set[tuple[bool, bool]] = set()  # (of the backward thread, of products with a bias)
-        self.told_ops = frozenset() if profile is None else profile.ops
+        self.told_ops = REDUCTIONS | (frozenset() if profile is None else profile.ops)
         self.unknown: set[str] = set()
         self.most_scratch = 0  # of a native op on the CPU: much of it no tensors, and told apart
 
@@ -40,13 +40,12 @@ class InsideOperators:
         if namespace == "gnnsys":
             return self._native(op, arguments)
         if self._profile is None:
-            return None
-        if name in _PRODUCTS:
+            blocks = [bytes_of_converted(name, arguments, self._device_type != "cpu")]
+        elif name in _PRODUCTS:
             return lambda: self._product(self._profile, name, arguments)  # type: ignore[arg-type]
-        num_bytes = self._profile.scratch(name, arguments)
-        if name in REDUCTIONS and num_bytes > COUNTERS:
-            return lambda: self._pulse(name, num_bytes - COUNTERS, COUNTERS)
-        return (lambda: self._pulse(name, num_bytes)) if num_bytes else None
+        else:
+            blocks = self._profile.blocks(name, arguments)
+        return (lambda: self._pulse(name, *blocks)) if any(blocks) else None
 
     def _native(self, op: str, arguments: Sequence[Any]) -> _Ended | None:
         if (op, self._device_type) not in self._statements:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean, stdev
 from typing import Any, NamedTuple
@@ -76,6 +76,15 @@ def held_batches(loader: Any, num_edges: int) -> HeldBatches:
     return HeldBatches(0, 0, 0) if plan is None else HeldBatches(*plan(num_edges))
 
 
+def draw_last(loader: Any) -> BatchCounts | None:
+    """An epoch's last batch, if it has fewer seeds than others; as `draw_batches`."""
+    schedule = getattr(loader, "schedule", None)
+    sample = None if schedule is None else _sampler(loader)
+    if schedule is None or sample is None or len(schedule) <= _num_whole(schedule):
+        return None
+    return _counts(sample(len(schedule) - 1), is_whole=False)
+
+
 def draw_batches(
     loader: Any, most: int = MOST_DRAWN, seconds: float = DRAW_SECONDS, fewest: int = FEWEST_DRAWN
 ) -> list[BatchCounts]:
@@ -83,21 +92,32 @@ def draw_batches(
 
     After `seconds` no more than `fewest` are drawn.
     """
-    if not all(hasattr(loader, name) for name in ("stages_in_turn", "schedule", "row_bytes")):
+    sample = _sampler(loader)
+    if sample is None:
         return []
-    stages = {stage.name: stage for stage in loader.stages_in_turn()}
-    if "schedule" not in stages or "sample" not in stages or stages["sample"].begin is not None:
-        return []
-    schedule = loader.schedule
     drawn: list[BatchCounts] = []
-    whole = max(1, schedule.num_inputs // max(schedule.batch_size, 1))
+    whole, per_epoch = _num_whole(loader.schedule), max(len(loader.schedule), 1)
     begun = time.perf_counter()
     for at in range(max(most, fewest)):
         if len(drawn) >= fewest and time.perf_counter() - begun > seconds:
             break
-        sample = stages["sample"].run(stages["schedule"].run(schedule.ticket(at))).sample
-        drawn.append(_counts(sample, at % max(len(schedule), 1) < whole))
+        drawn.append(_counts(sample(at), at % per_epoch < whole))
     return drawn
+
+
+def _sampler(loader: Any) -> Callable[[int], Any] | None:
+    """What draws the structure of batch `at` of a loader of ours, which has it drawn at once."""
+    if not all(hasattr(loader, name) for name in ("stages_in_turn", "schedule", "row_bytes")):
+        return None
+    stages = {stage.name: stage for stage in loader.stages_in_turn()}
+    if "schedule" not in stages or "sample" not in stages or stages["sample"].begin is not None:
+        return None
+    return lambda at: stages["sample"].run(stages["schedule"].run(loader.schedule.ticket(at))).sample
+
+
+def _num_whole(schedule: Any) -> int:
+    """Batches of an epoch that have as many seeds as others."""
+    return max(1, schedule.num_inputs // max(schedule.batch_size, 1))
 
 
 def _counts(sample: Any, is_whole: bool) -> BatchCounts:

@@ -37,7 +37,8 @@ _SEED = 1
 
 @dataclass(frozen=True)
 class ManySteps:
-    """`given` were there before the first step; those of a name in `copies` are the loading stream's."""
+    """`given` were there before the first step; those of a name in `copies` are the loading stream's. An epoch has
+    `per_epoch` batches, and ends with one like `last` if that is there."""
 
     given: Sequence[StorageRecord]
     pattern: StepPattern
@@ -46,6 +47,8 @@ class ManySteps:
     workspaces: Callable[[Sequence[Sequence[int]], Sequence[Sequence[int]]], list[int]]
     num_steps: int
     is_sampled_there: bool
+    per_epoch: int
+    last: BatchCounts | None
 
     def replay(self, capacity: int | None = None, is_late: bool = False) -> CachingAllocator:
         """All of it; DeviceFull where `capacity` is too little."""
@@ -72,11 +75,11 @@ class ManySteps:
         traced = len(steps)
         counts = list(self.drawn[:total])
         whole, short = ([each for each in counts if each.is_whole is wanted] for wanted in (True, False))
-        per_epoch = 1 + counts.index(short[0]) if short else total + 1  # each ends with a short one
+        short += [self.last] if self.last is not None and not short else []
         more = iter(_like(whole, total - len(counts)))
         for number in range(len(counts), total):
-            epoch, at = divmod(number, per_epoch)
-            counts.append(short[epoch % len(short)] if at == per_epoch - 1 else next(more))
+            epoch, at = divmod(number, self.per_epoch)
+            counts.append(short[epoch % len(short)] if short and at == self.per_epoch - 1 else next(more))
         values = torch.tensor([count_values(each) for each in counts], dtype=torch.float64, device="cpu")
         sizes = self.pattern.sizes(values).tolist()
         sizes[:traced] = [step.sizes for step in steps]

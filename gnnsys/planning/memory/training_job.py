@@ -31,6 +31,10 @@ class WholeGraph(NamedTuple):
     edge_index: Any
 
 
+class NoBatches(ValueError):
+    """A loader has nothing to train on."""
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TrainingJob:
     """`loss(model, batch)` is a scalar to go back from. Batches are those of `loader`, or every time the whole graph
@@ -103,7 +107,7 @@ class TrainingJob:
                 del batch  # else it would outlive what the caller does with it
                 count += 1
             if count == 0:
-                raise ValueError("loader has no batches: give it more input nodes, or a smaller batch size")
+                raise NoBatches("loader has no batches: give it more input nodes, or a smaller batch size")
             left -= count
 
 

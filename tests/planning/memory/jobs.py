@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -101,4 +103,18 @@ def masked() -> TrainingJob:
         optimizer=torch.optim.Adam(model.parameters()),
         loss=lambda model, graph: F.cross_entropy(model(graph.x)[trains], labels[trains]),
         rows=rows,
+    )
+
+
+def beside(call: Callable[[], object]) -> TrainingJob:
+    """A small model that does something large beside its step."""
+    torch.manual_seed(0)
+    model = nn.Linear(8, 1)
+
+    def loss(model: nn.Module, graph) -> Tensor:
+        call()
+        return model(graph.x).mean()
+
+    return TrainingJob(
+        model=model, optimizer=torch.optim.SGD(model.parameters(), 0.1), loss=loss, rows=torch.zeros(16, 8)
     )

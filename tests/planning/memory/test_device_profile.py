@@ -12,7 +12,7 @@ from gnnsys.bench.jobs.table_four import GRAPHS, whole_graph_job
 from gnnsys.planning import estimate_memory, load_device_profile, save_device_profile, training_device
 from gnnsys.planning.memory.device_events import DeviceEvent, DeviceRun, difference_table, differences
 from gnnsys.planning.memory.device_profile import DeviceProfile, ScratchCurve, device_kind_of
-from gnnsys.planning.memory.reduction_scratch import reduction_bytes
+from gnnsys.planning.memory.reduction_scratch import ReducedRows, bytes_inside_reduction, partial_results
 from gnnsys.planning.memory.scratch_probes import scratch_probes
 from gnnsys.planning.memory.training_device import TrainingDevice
 from tests.planning.memory import jobs
@@ -45,6 +45,27 @@ def test_scratch_is_a_line_between_sizes_and_goes_on_after_the_last(size, num_by
     assert PROFILE.scratch("aten::sort", [keys.to(torch.float32)]) == num_bytes // 2
     assert PROFILE.scratch("aten::sort", [keys.to(torch.int16)]) == num_bytes, "of an unknown dtype the most"
     assert PROFILE.scratch("aten::relu", [keys]) == 0
+
+
+def test_places_are_sorted_only_where_values_are_added():
+    curve = ScratchCurve("aten::index_put_", 1, "int64", ((1000, 10_000),))
+    profile = DeviceProfile("t1000", "NVIDIA T1000", "2.11.0", curves=(curve,))
+    rows, places = torch.zeros(10, 2), [torch.zeros(1000, dtype=torch.int64)]
+    told = [profile.scratch("aten::index_put_", [rows, places, rows, *more]) for more in ([], [False], [True])]
+    assert told == [0, 0, 10_000]
+
+
+def test_segments_that_torch_gives_back_are_given_back_in_a_replay():
+    """Four segments of which two lie where others lay before."""
+
+    def event(size: int, at: int, frees: bool = False, is_segment: bool = False) -> DeviceEvent:
+        return DeviceEvent(size * MIB, at * MIB, 0, frees, "", is_segment)
+
+    events = [event(12, 0), event(12, 12), event(12, 0, True), event(12, 12, True)]
+    events += [event(12, 0, True, True), event(12, 12, True, True)]
+    events += [event(24, 0), event(24, 0, True), event(12, 0), event(12, 12), event(12, 24), event(12, 12, True)]
+    memory = DeviceRun(0, 0, tuple(events)).replayed()
+    assert (memory.peak_reserved, memory.reserved, memory.allocated) == (36 * MIB, 36 * MIB, 24 * MIB)
 
 
 def test_a_profile_that_was_saved_is_a_device_from_then_on(cache):
@@ -158,17 +179,51 @@ def test_every_probe_calls_the_operator_it_names_with_an_argument_of_its_size(pr
 @pytest.mark.parametrize(
     ("shape", "dims", "num_bytes"),
     [
-        ((19_717, 64), {0}, 2_539_520 + 512),
-        ((88_784, 64), {0}, 11_370_496 + 512),
-        ((1_890_931, 64), {0}, 34_603_008 + 512),
-        ((88_784, 39), {0}, 1_317_888 + 512),
-        ((88_784, 8, 39), {0}, 112_459_776 + 512),  # 8 x 39 outputs are one dimension
+        ((19_717, 64), {0}, 2_539_520),
+        ((88_784, 64), {0}, 11_370_496),
+        ((1_890_931, 64), {0}, 34_603_008),
+        ((88_784, 39), {0}, 1_317_888),
+        ((88_784, 8, 39), {0}, 112_459_776),  # 8 x 39 outputs are one dimension
         ((19_717, 8, 8), {2}, 0),
     ],
 )
 def test_sums_hold_what_an_h200_was_seen_to_allocate(shape, dims, num_bytes):
     strides = torch.empty(shape, device="meta").stride()
-    assert reduction_bytes(shape, strides, dims, 4, 132 * 2048) == num_bytes
+    partial, counters = partial_results(ReducedRows(shape, strides, 0, torch.float32), dims, 4, THREADS) or (0, 0)
+    assert (partial, counters <= 512) == (num_bytes, True), "counters have a block of 512 bytes of their own"
+
+
+def test_columns_of_wider_rows_are_read_one_by_one_where_rows_do_not_begin_evenly():
+    rows = torch.empty(1_000_000, 67, device="meta")
+    each = [inside("sum", part, [0])[0] for part in (rows[:, :64], torch.empty(1_000_000, 64, device="meta"))]
+    assert 10 * each[0] < each[1]
+    odd = torch.empty(1_000_001 * 64, device="meta")[1:-63].view(1_000_000, 64)
+    assert inside("sum", odd, [0]) == [each[0], 4 * 2], "nor where the first does not"
+
+
+THREADS = 132 * 2048
+
+
+def inside(op: str, rows: torch.Tensor, *more) -> list[int]:
+    return bytes_inside_reduction(f"aten::{op}", [rows, *more], 132, 2048)
+
+
+@pytest.mark.parametrize(
+    ("op", "times"), [("max", 4), ("argmin", 4), ("var", 4), ("amax", 1), ("mean", 1), ("all", 0.25)]
+)
+def test_partial_results_have_what_is_kept_of_each_value(op, times):
+    rows = torch.empty(200_000, 64, device="meta")
+    dims = 0 if op in ("max", "argmin") else [0]
+    assert inside(op, rows, dims)[0] == times * inside("sum", rows, [0])[0] > 0
+
+
+def test_values_that_are_summed_as_others_are_copied_first():
+    truth = torch.empty(100_000, 64, dtype=torch.bool, device="meta")
+    copied, partial, _ = inside("sum", truth, [0])
+    assert copied == 8 * truth.numel() and partial == 2 * inside("sum", truth.float(), [0])[0]
+    assert inside("sum", truth.half(), [0], False, torch.float32) == inside("sum", truth.float(), [0])
+    assert inside("mean", truth.float(), torch.float64)[0] == 8 * truth.numel()
+    assert inside("max", truth, truth) == [], "the larger of two is no reduction"
 
 
 RECORDED = {  # Cora's size, four layers: two steps on an NVIDIA H200 with torch 2.11.0+cu130, by `gnnsys bench jobs`

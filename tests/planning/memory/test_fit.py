@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
 
+import gnnsys
 from gnnsys.planning import TrainingJob, estimate_memory, fit_argument
+from gnnsys.planning.memory.fit import _Asked, _Search
 
 
 def job(batch_size: int = 16, width: int = 64) -> TrainingJob:
@@ -46,6 +50,43 @@ def test_where_memory_ceases_to_grow_every_larger_value_fits():
     )
     assert found.value >= 1000 and found.too_large is None
     assert found.memory.peak_bytes == estimate_memory(job, {"batch_size": 1000}).peak_bytes
+
+
+def test_the_search_ends_below_the_first_that_does_not_fit():
+    """From 100 on there is room only by luck: not for 140 to 160, but for 200."""
+    memory = estimate_memory(job)
+
+    def estimate(value: int) -> _Asked:
+        taken = dataclasses.replace(memory, peak_bytes=value)
+        return _Asked(taken, fits=value < 140 or 160 < value < 250, has_room=value < 100)
+
+    search = _Search("batch_size", estimate, limit=100, most=1 << 20)
+    low, high = search.run(10, lambda asked: asked.fits and asked.has_room)
+    assert (low, high) == (99, 100) and search.ask(high).fits
+    assert search.climb(high) == (139, 140)
+    assert all(search.ask(value).fits for value in search.asked if value < 140)
+
+
+def test_the_search_ends_where_a_loader_has_no_batches_left():
+    """300 seeds, and epochs drop what is no whole batch."""
+
+    def dropping(batch_size: int, device: str = "cpu"):
+        data = gnnsys.Graph.from_edge_index(torch.arange(600).view(2, 300) % 300, num_nodes=300)
+        data.set_node_data("x", torch.zeros(300, 4))
+        loader = gnnsys.NeighborLoader(data.to(device), [2], batch_size=batch_size, drop_last=True, device=device)
+        model = nn.Linear(4, 1)
+        return TrainingJob(
+            model=model,
+            optimizer=torch.optim.SGD(model.parameters(), 0.1),
+            loss=lambda model, batch: model(batch.x).mean(),
+            loader=loader,
+        )
+
+    for device in ("cpu", "h200"):
+        found = fit_argument(dropping, "batch_size", {"batch_size": 20}, device, 8 << 30)
+        assert 297 <= found.value <= 300 < found.too_large <= 303
+    with pytest.raises(ValueError, match="loader has no batches"):
+        fit_argument(dropping, "batch_size", {"batch_size": 2000}, "h200", 8 << 30)
 
 
 def test_bad_use_is_one_line():

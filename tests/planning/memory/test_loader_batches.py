@@ -135,6 +135,29 @@ def test_the_bound_of_an_estimate_is_above_every_batch_of_three_epochs():
     assert "the largest of 470 batches" in found.table()
 
 
+def test_where_steps_are_not_alike_there_is_room_for_what_many_may_reserve():
+    def unlike(**arguments):
+        made, steps = job(**arguments), []
+
+        def loss(model, batch):
+            steps.append(batch.batch_size)
+            out = model(batch.x, batch.edge_index, num_sampled_nodes=batch.num_sampled_nodes)
+            for _ in steps:  # each step has one more
+                out = out.relu()
+            return F.cross_entropy(out[: batch.batch_size], batch.y[: batch.batch_size])
+
+        return TrainingJob(model=made.model, optimizer=made.optimizer, loss=loss, loader=made.loader)
+
+    alike, other = (trace_job(each, {"place": "device"}, DEVICE, 2) for each in (job, unlike))
+    assert alike.many is not None and alike.memory.replayed_steps == 470 and alike.memory.unreplayed_bytes == 0
+    assert other.many is None and other.memory.replayed_steps == 0
+    assert other.memory.unreplayed_bytes == other.memory.reserved_bytes // 3
+    assert other.memory.needed_bytes > 4 / 3 * other.memory.reserved_bytes
+    assert "steps are not alike" in other.memory.table() and "steps are not alike" not in alike.memory.table()
+    least = other.memory.allocated_bytes + other.memory.more_bytes
+    assert not other.fits(least + other.memory.unreplayed_bytes // 2) and other.fits(other.memory.needed_bytes)
+
+
 @pytest.mark.long
 def test_a_batch_size_is_fitted_with_the_largest_batch_in_mind():
     capacity = 6 << 20

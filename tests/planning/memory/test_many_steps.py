@@ -135,6 +135,15 @@ def test_the_last_batch_of_every_epoch_is_short():
     assert max(sizes[2:30:3]) < 0.8 * min(sizes[0:30:3])
 
 
+def test_the_last_batch_is_short_where_no_short_one_is_among_the_first():
+    """12,288 seeds in batches of 1,000: the thirteenth has 288."""
+    many, _ = traced(batch_size=1000)
+    many = dataclasses.replace(many, drawn=many.drawn[:8])
+    assert all(counts.is_whole for counts in many.drawn) and many.last.nodes[0][0] == 288
+    seeds = [each.nodes[0][0] for each in many._batches(window=2).counts]
+    assert seeds[12::13] == [288] * 4 and max(seeds) == 1000
+
+
 def test_what_comes_back_late_is_there_before_a_job_is_out_of_memory(few: ManySteps):
     few = enlarged(few, 10)
     late = few.replay(is_late=True)

@@ -40,6 +40,30 @@ def test_the_traced_peak_is_what_torch_allocates_in_a_real_run(make):
         assert traced.start_bytes + allocated_peak(make()) == traced.peak()[0]
 
 
+TRUE, TABLE, NARROW = torch.arange(60_000) % 2 == 0, torch.zeros(60_000, 8), torch.arange(60_000, dtype=torch.int32)
+LABELS = torch.arange(60_000)
+INSIDE = {  # what an operator holds that no other sees
+    "integers filled by a mask": lambda: LABELS.clone().index_put_([TRUE], torch.tensor(-1)),
+    "rows filled by a mask": lambda: TABLE.clone().index_put_([TRUE], torch.tensor(0.0)),
+    "rows written by a mask": lambda: TABLE.clone().index_put_([TRUE], TABLE[:30_000]),
+    "integers by a mask": lambda: LABELS[TRUE],
+    "integers by a mask of two dimensions": lambda: LABELS.view(600, 100)[TRUE.view(600, 100)],
+    "rows by narrow indices": lambda: TABLE[NARROW],
+    "integers by narrow indices": lambda: LABELS[NARROW],
+    "how many are true": lambda: TRUE.sum(),
+    "how many rows are above": lambda: (TABLE > 0).sum(0),
+    "a sum in double precision": lambda: TABLE.sum(dtype=torch.float64),
+    "a mean in double precision": lambda: TABLE.mean(0, dtype=torch.float64),
+}
+
+
+@pytest.mark.parametrize("call", INSIDE.values(), ids=INSIDE.keys())
+def test_what_indexing_and_sums_hold_inside_is_counted(call):
+    traced = trace_steps(jobs.beside(call))
+    assert traced.start_bytes + allocated_peak(jobs.beside(call)) - traced.peak()[0] in (0, 8)
+    assert estimate_memory(lambda: jobs.beside(call), device="h200").allocated_bytes > 0
+
+
 def test_what_onednn_takes_for_products_of_bfloat16_is_not_counted_and_no_more_than_they_have_as_floats():
     """Processors without instructions for bfloat16 compute a product in floats, in scratch of oneDNN's own; each
     thread has some."""
