@@ -1,12 +1,18 @@
 """Processes that have run nothing before, and a device's room that they share."""
 
 import os
+import sys
 import threading
 
 import pytest
 
 from gnnsys.bench.case import NotHere
+from gnnsys.bench.jobs import fresh_processes
 from gnnsys.bench.jobs.fresh_processes import DeviceRoom, call_in_fresh_process
+
+
+def is_imported(name: str) -> bool:
+    return name in sys.modules
 
 
 def fails():
@@ -21,6 +27,15 @@ def test_each_call_has_a_process_of_its_own_and_errors_come_back():
         call_in_fresh_process(fails)
     with pytest.raises(RuntimeError, match="a process of _exit ended with 7"):
         call_in_fresh_process(os._exit, 7)
+
+
+@pytest.mark.long
+def test_pyg_is_imported_before_where_it_leaves_the_device_alone(monkeypatch):
+    pytest.importorskip("torch_geometric")
+    assert fresh_processes.imported_before.__wrapped__()[1:] == ["torch_geometric.nn"]
+    assert call_in_fresh_process(is_imported, "torch_geometric.nn")
+    monkeypatch.setattr(fresh_processes, "_TRIAL", "raise SystemExit(1)")
+    assert fresh_processes.imported_before.__wrapped__() == ["gnnsys.bench.jobs.estimates"]
 
 
 def test_who_asks_for_more_than_is_left_waits_and_who_asks_for_too_much_is_told():

@@ -1,12 +1,17 @@
 """Functions called in processes that have run nothing before, several at a time as far as a device has room.
 
 What torch reserves depends on what a process had before: so each job is measured in one of its own. They are forked
-from a process that has imported torch and has not touched the device. torch-geometric is imported by those that use it:
-it imports what else it finds installed, and some of that makes the device unusable in forks.
+from a process that has imported torch and has not touched the device. torch-geometric takes long to import too, but it
+imports what else it finds installed, and some of that makes the device unusable in forks: whether it does is tried.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,8 +23,16 @@ from gnnsys.bench.case import NotHere
 
 T = TypeVar("T")
 MOST_AT_ONCE = 12
-_IMPORTED = ("gnnsys.bench.jobs.estimates",)
-_SECONDS = 300.0
+_IMPORTED = "gnnsys.bench.jobs.estimates"
+_PYG = "torch_geometric.nn"
+_SECONDS, _END_SECONDS = 300.0, 10.0
+_LOOKS_ONLY = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}  # so torch says whether there is a device without touching it
+_TRIAL = f"""
+import importlib, os
+importlib.import_module({_PYG!r})
+opened = [os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
+raise SystemExit(any("nvidia-uvm" in os.readlink(name) for name in opened if os.path.islink(name)))
+"""
 
 
 class DeviceRoom:
@@ -47,7 +60,7 @@ class DeviceRoom:
 def call_in_fresh_process(function: Callable[..., T], *args: Any) -> T:
     """What `function` returns, or the error that it raises; RuntimeError where its process ends without a word."""
     context = get_context("forkserver")
-    context.set_forkserver_preload(list(_IMPORTED))
+    context.set_forkserver_preload(imported_before())
     answers, there = context.Pipe(duplex=False)
     process = context.Process(target=_call, args=(there, function, args), daemon=True)
     process.start()
@@ -58,12 +71,22 @@ def call_in_fresh_process(function: Callable[..., T], *args: Any) -> T:
         except EOFError:
             process.join()
             said = RuntimeError(f"a process of {function.__name__} ended with {process.exitcode}")
-    if process.is_alive() and isinstance(said, Exception):
-        process.kill()
+    process.join(0.0 if isinstance(said, Exception) else _END_SECONDS)
+    process.kill()
     process.join()
     if isinstance(said, Exception):
         raise said
     return said  # type: ignore[no-any-return]
+
+
+@functools.cache
+def imported_before() -> list[str]:
+    """What processes are forked with. Who has touched an NVIDIA device has opened its `nvidia-uvm`."""
+    os.environ.update(_LOOKS_ONLY)  # the process that is forked from has what this one has
+    if importlib.util.find_spec("torch_geometric") is None:
+        return [_IMPORTED]
+    tried = subprocess.run([sys.executable, "-c", _TRIAL], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return [_IMPORTED, *([_PYG] if tried.returncode == 0 else [])]
 
 
 def _call(answer: Connection, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
