@@ -71,9 +71,14 @@ class Child:
         self.close()
 
 
-def answer(value: dict[str, Any]) -> None:
-    """Called in the child: prints its line."""
-    sys.stdout.write(json.dumps(value) + "\n")
+def answer(value: dict[str, Any], to: int | None = None) -> None:
+    """Called in the child: prints its line, to another descriptor where standard output is not for it."""
+    line = json.dumps(value) + "\n"
+    if to is not None:
+        with open(to, "w", closefd=False) as stream:
+            stream.write(line)
+        return
+    sys.stdout.write(line)
     sys.stdout.flush()
 
 

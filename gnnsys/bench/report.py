@@ -13,7 +13,7 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -83,6 +83,12 @@ class Report:
             self.not_run.append(f"{case.name}: {reason}")
         return rows
 
+    def interrupt(self, left: Sequence[Case]) -> None:
+        """The first of these cases was running, the others had not begun."""
+        self.interrupted = left[0].name
+        required = [case for case in left if any(versus.required for versus in case.versus)]
+        self.not_run += [f"{case.name}: interrupted" for case in required]
+
     def failures(self) -> list[str]:
         """What `--check` objects to, a line each; empty when all is well."""
         missed = [
@@ -146,7 +152,12 @@ class Report:
         }
 
     def write(self, path: Path) -> None:
-        path.write_text(json.dumps(self.to_json(), indent=1) + "\n")
+        """In one go. A run that was interrupted before its first row leaves a file that is there as it is."""
+        if self.interrupted is not None and not self.rows:
+            return
+        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        partial.write_text(json.dumps(self.to_json(), indent=1) + "\n")
+        partial.replace(path)
 
 
 def environment() -> dict[str, Any]:

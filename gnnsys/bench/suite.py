@@ -41,6 +41,10 @@ class SuiteOptions:
     cache: Path | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
 
+    def selects(self, name: str) -> bool:
+        """Whether `only` has a part of this name."""
+        return self.only is None or any(part in name for part in self.only.split("|"))
+
 
 def load_suite(name: str) -> Sequence[Benchmark]:
     if name not in SUITES:
@@ -56,17 +60,19 @@ def check_machine(name: str) -> None:
 
 
 def run_suite(
-    name: str, benchmarks: Sequence[Benchmark], options: SuiteOptions, show: Callable[[str], None] = print
-) -> Report:
+    name: str, benchmarks: Sequence[Benchmark], options: SuiteOptions, show: Callable[[str], None] = print,
+    keep: Callable[[Report], None] = lambda report: None,
+) -> Report:  # fmt: skip
     """Runs every selected case; one that raises is reported and does not stop the others. An interrupt (Ctrl-C) ends
-    the run, and its report has the cases before."""
+    the run, and its report has the cases before. `keep` is given the report when the last case has ended: what was
+    measured is kept, however long processes take to end."""
     rounds = RoundLimits(least=2, most=5, seconds=0.5) if options.quick else options.rounds
     report = Report(name, options.quick)
     sizes = QUICK if options.quick else FULL
-    with Workload(sizes, cache=options.cache, settings=options.settings) as workload:
+    with Workload(sizes, cache=options.cache, settings=options.settings, selects=options.selects) as workload:
         selected = _select(benchmarks, workload, options)
         show(table.header())
-        for case in selected:
+        for number, case in enumerate(selected):
             try:
                 measured = measure(case, rounds)
             except NotHere as error:
@@ -78,10 +84,11 @@ def run_suite(
                 show(f"{case.name}: failed, {type(error).__name__}: {error}")
                 continue
             except KeyboardInterrupt:
-                report.interrupted = case.name
+                report.interrupt(selected[number:])
                 break
             for row in report.add(case, measured):
                 show(table.line(row))
+        keep(report)
     show(table.footer(report))
     return report
 
@@ -98,10 +105,9 @@ def _select(benchmarks: Sequence[Benchmark], workload: Workload, options: SuiteO
         cases = [case for case in cases if case.name.startswith(LAB)]
         if not cases:
             raise ValueError(f"--lab: no case of this suite begins with {LAB[0]}")
-    only = options.only
-    selected = [case for case in cases if only is None or any(part in case.name for part in only.split("|"))]
+    selected = [case for case in cases if options.selects(case.name)]
     if not selected:
-        raise ValueError(f"--only {only!r} matches none of: {few_names([case.name for case in cases])}")
+        raise ValueError(f"--only {options.only!r} matches none of: {few_names([case.name for case in cases])}")
     return selected
 
 

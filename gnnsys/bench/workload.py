@@ -41,12 +41,15 @@ class Workload:
     """Graphs, rows and whatever else is dear, made when first asked for and then kept for the run.
 
     What takes minutes to make lies in `cache`, a folder that outlives the run, where one was given. `settings` are the
-    suite's own. Processes end at `close`, or at the end of a `with`.
+    suite's own. `selects` says of a case's name whether it will run. Processes end at `close`, or at the end of a
+    `with`.
     """
 
     def __init__(
-        self, sizes: Sizes = FULL, *, cache: Path | None = None, settings: Mapping[str, str] | None = None
-    ) -> None:
+        self, sizes: Sizes = FULL, *, cache: Path | None = None, settings: Mapping[str, str] | None = None,
+        selects: Callable[[str], bool] = lambda name: True,
+    ) -> None:  # fmt: skip
+        self.selects = selects
         self.sizes, self.cache, self.settings = sizes, cache, dict(settings or {})
         self._kept: dict[str, Any] = {}
         self._stack = ExitStack()

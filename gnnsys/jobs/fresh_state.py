@@ -17,7 +17,7 @@ import sysconfig
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from gnnsys.jobs.process_identity import descendants
 from gnnsys.jobs.queue_folder import NO_ROOM
 
 _THREAD_SECONDS = 2.0
+_MOST_COLLECTIONS = 5
 
 
 @contextlib.contextmanager
@@ -61,10 +62,11 @@ def _log_stream(number: int, errors: str) -> io.TextIOWrapper:
 
 
 class FreshState:
-    """Made once, when a worker is ready. `enter` before every job; behind it `leftovers`, then `restore`."""
+    """Made once, when a worker is ready. `enter` before every job; behind it `leftovers`, then `restore`, which calls
+    `release` when nothing of the job is left that holds on to what that gives back."""
 
-    def __init__(self, threads: int) -> None:
-        self.threads = threads
+    def __init__(self, threads: int, release: Callable[[], None] = lambda: None) -> None:
+        self.threads, self._release = threads, release
         self._environment, self._folder = dict(os.environ), os.getcwd()
         self._path, self._words = list(sys.path), list(sys.argv)
         self._streams = _log_stream(1, "strict"), _log_stream(2, "backslashreplace")
@@ -74,9 +76,13 @@ class FreshState:
         self._mask = _umask()
         self._threads = set(threading.enumerate())
         self._stays = _library_folders()
-        self._modules: set[str] = set()
+        self._modules, self._num_kept = set(sys.modules), 0
+        self._collection = gc.get_threshold()
+        self._half = {kind: torch.get_autocast_dtype(kind) for kind in ("cpu", "cuda")}
         sys.stdout, sys.stderr = self._streams
         self._keep_modules()
+        self._reset_signals()
+        self._reset_torch()
 
     def enter(self, folder: str | None = None, environment: Mapping[str, str] | None = None) -> None:
         """To `folder`, with these variables, and with what they say of PYTHONPATH. All else is as `restore` left it."""
@@ -103,7 +109,12 @@ class FreshState:
         os.umask(self._mask)
         self._reset_signals()
         self._forget_modules()
-        gc.collect()
+        gc.enable()
+        gc.set_threshold(*self._collection)
+        gc.set_debug(0)
+        _collect()
+        self._release()
+        _collect()
         self._keep_modules()
         self._reset_torch()
 
@@ -128,14 +139,15 @@ class FreshState:
     def _forget_modules(self) -> None:
         """Modules of users are imported anew by each job: they may have changed, on disk or in memory."""
         theirs = [name for name, module in list(sys.modules.items()) if self._is_of_user(name, module)]
+        theirs += [name for name, module in list(sys.modules.items()) if module is None and name not in self._modules]
         for name in theirs:  # a folder without __init__.py looks for the one that it is in: all are found before
             sys.modules.pop(name, None)
 
     def _keep_modules(self) -> None:
         """What is imported now is no garbage: to look through it takes longer than many a job."""
-        if len(sys.modules) > len(self._modules):
+        if len(sys.modules) > self._num_kept:
             gc.freeze()
-        self._modules = set(sys.modules)
+        self._num_kept = len(sys.modules)
 
     def _is_of_user(self, name: str, module: Any) -> bool:
         if name in self._modules or module is None:
@@ -168,6 +180,8 @@ class FreshState:
         torch.set_flush_denormal(False)
         torch.clear_autocast_cache()
         torch.set_autocast_enabled("cpu", False)
+        for kind, dtype in self._half.items():
+            torch.set_autocast_dtype(kind, dtype)
         torch.backends.cudnn.benchmark = False
         torch.backends.cudnn.deterministic = False
         if torch.cuda.is_initialized():
@@ -179,6 +193,13 @@ class FreshState:
             torch.cuda.empty_cache()
             torch.cuda.ipc_collect()
             torch.cuda.reset_peak_memory_stats()
+
+
+def _collect() -> None:
+    """All of it: what is called when one thing goes may let go of others."""
+    for _ in range(_MOST_COLLECTIONS):
+        if not gc.collect():
+            break
 
 
 def _umask() -> int:

@@ -109,13 +109,23 @@ class JobTimes:
 class SpecEstimate:
     """What is known of a job's memory before it runs: bytes of its own, and of the graphs that it shares.
 
-    `how`: traced, stated, unknown, or "" where nobody has tried; `why` says why it is unknown.
+    `how`: traced, stated, unknown, or "" where nobody has tried; `why` says why it is unknown. Bytes are known where
+    it is traced or stated.
     """
 
     num_bytes: int | None = None
     how: str = ""
     why: str = ""
     graphs: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.how not in ("traced", "stated", "unknown", ""):
+            raise ValueError(f"how must be traced, stated, unknown or empty, got {self.how!r}")
+        if (self.num_bytes is not None) != (self.how in ("traced", "stated")):
+            raise ValueError(f"only what is traced or stated has num_bytes, got {self.num_bytes} and {self.how!r}")
+        for size in (0 if self.num_bytes is None else self.num_bytes, *self.graphs.values()):
+            if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+                raise ValueError(f"num_bytes and sizes of graphs must be numbers of bytes, got {size!r}")
 
     def columns(self) -> tuple[int | None, str, str]:
         """As the database has it."""

@@ -58,7 +58,8 @@ class Queue:
         `target` is MODULE:FUNCTION with `arguments`, or a script with `words`. `memory` is what it takes, where you
         know better than an estimate. `key` makes this safe to repeat: what was submitted with the same key before is
         not submitted again. Where a service has said how much memory there is, a job that is too large is a ValueError.
-        `estimate=False` leaves estimating to the service; what `estimate_spec` has found need not be found again.
+        `estimate=False` leaves estimating to the service; what `estimate_spec` has found need not be found again, and
+        whether the function is there is not looked at then.
         """
         spec = make_spec(
             target, arguments, words, folder=folder, environment=environment, seed=seed,
@@ -66,6 +67,7 @@ class Queue:
             checkpoint_seconds=checkpoint_seconds, keeps_weights=keeps_weights,
         )  # fmt: skip
         if isinstance(estimate, SpecEstimate):
+            self._check_size(spec, estimate)
             return self._write([spec], [estimate], False, key)[0]
         return self._add([spec], False, key, estimate)[0]
 
@@ -93,10 +95,22 @@ class Queue:
         return self._add(specs, True, key, estimate)
 
     def _add(self, specs: Sequence[JobSpec], is_sweep: bool, key: str | None, estimate: bool) -> builtins.list[int]:
+        if not isinstance(estimate, bool):
+            raise ValueError(f"estimate must be True or False, or for one job a SpecEstimate, got {estimate!r}")
         estimates = [SpecEstimate()] * len(specs)
         if estimate:
             estimates = self._estimates(specs)
         return self._write(specs, estimates, is_sweep, key)
+
+    def _check_size(self, spec: JobSpec, found: SpecEstimate) -> None:
+        """ValueError where what is known of a job is more than a service has said that there is."""
+        if spec.memory is not None or spec.is_script:
+            raise ValueError("an estimate is of a function whose memory is not stated: leave out estimate=")
+        settings = self._database.settings()
+        if settings.get("kind"):
+            needed = int((found.num_bytes or 0) * settings["factor"]) + sum(found.graphs.values())
+            if needed > settings["capacity"]:
+                raise ValueError(too_large(spec, needed, settings["capacity"]))
 
     def _write(
         self, specs: Sequence[JobSpec], estimates: Sequence[SpecEstimate], is_sweep: bool, key: str | None

@@ -90,7 +90,7 @@ class JobWorker:
     def serve(self) -> int:
         """Called when the thread that reads orders is there: it is no leftover of a job."""
         warm(self._device, self._threads)
-        self._fresh = FreshState(self._threads)
+        self._fresh = FreshState(self._threads, release=_release_graphs)
         self.tell({"did": "ready"})
         while True:
             order = self.orders.get()
@@ -107,8 +107,6 @@ class JobWorker:
                 self.tell({"did": "leave", "why": f"the job left {left} running"})
                 return 0
             self._fresh.restore()
-            with contextlib.suppress(GraphHolderLost):  # now that the job's modules are gone, which may refer to them
-                release_graphs()
             self.tell({"did": "ready"})
 
     def _estimate(self, order: Mapping[str, Any]) -> None:
@@ -189,6 +187,11 @@ class JobWorker:
             if is_device_error(error):  # nothing more can be done with the device in this process
                 kind, self._is_broken = "device error", True
             return {"outcome": kind, "error": _one_line(error)}
+
+
+def _release_graphs() -> None:
+    with contextlib.suppress(GraphHolderLost):
+        release_graphs()
 
 
 def is_out_of_memory(error: BaseException) -> bool:

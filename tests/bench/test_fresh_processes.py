@@ -9,6 +9,7 @@ import pytest
 from gnnsys.bench.case import NotHere
 from gnnsys.bench.jobs import fresh_processes
 from gnnsys.bench.jobs.fresh_processes import DeviceRoom, call_in_fresh_process
+from tests.support.processes import await_true
 
 
 def is_imported(name: str) -> bool:
@@ -27,6 +28,40 @@ def test_each_call_has_a_process_of_its_own_and_errors_come_back():
         call_in_fresh_process(fails)
     with pytest.raises(RuntimeError, match="a process of _exit ended with 7"):
         call_in_fresh_process(os._exit, 7)
+
+
+def is_not_here():
+    raise NotHere("there is no such device")
+
+
+def leaves_thread() -> int:
+    threading.Thread(target=threading.Event().wait, args=(600,)).start()
+    return 3
+
+
+@pytest.mark.long
+def test_a_process_that_does_not_end_is_ended_and_what_is_not_here_has_not_failed(monkeypatch):
+    monkeypatch.setattr(fresh_processes, "_END_SECONDS", 0.1)
+    assert call_in_fresh_process(leaves_thread) == 3
+    with pytest.raises(NotHere, match="no such device"):
+        call_in_fresh_process(is_not_here)
+    errors: list[str] = []
+
+    def wait() -> None:
+        with pytest.raises(RuntimeError) as error:
+            call_in_fresh_process(never_ends)
+        errors.append(str(error.value))
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    await_true(lambda: len(fresh_processes._running) == 1, "a process")
+    fresh_processes.end_fresh_processes()
+    waiting.join(60)
+    assert "ended with -9" in errors[0]
+
+
+def never_ends() -> None:
+    threading.Event().wait(600)
 
 
 @pytest.mark.long

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import inspect
+import threading
 
 import pytest
 
 from gnnsys.bench.case import OURS
-from gnnsys.bench.jobs import queue_jobs
+from gnnsys.bench.jobs import queue_jobs, stream_runs
 from gnnsys.bench.jobs.cognn_queues import PUBLISHED_ORDERS, published
 from gnnsys.bench.jobs.queue_runs import QueuedCall, QueueEstimators, QueueRun, run_queue
-from gnnsys.bench.jobs.queues import AGAIN, calls_of, capacity_for, queues
+from gnnsys.bench.jobs.queues import AGAIN, QueueBench, calls_of, capacity_for, queues
 from gnnsys.bench.jobs.settings import SIDES, settings_of
 from gnnsys.bench.jobs.stream_runs import run_streams
 from gnnsys.bench.jobs.sweep import SMALL, SweepBench, sweep, sweep_calls
 from gnnsys.bench.workload import QUICK, Workload
 from gnnsys.jobs import JobState, JobTimes
+from tests.support.processes import alive
 
 
 def times(number: int, started: float, ended: float, **more) -> JobTimes:
@@ -127,6 +129,51 @@ def test_jobs_as_threads_of_one_process_end_and_are_timed():
     assert [job.number for job in run.times] == list(range(1, len(calls) + 1))
     assert all(job.started < job.first_step <= job.ended for job in run.times)
     assert run.told(["a"] * len(calls)).count("a ") == len(calls)
+
+
+def says_much(device: str = "cpu"):
+    print("this is no answer", flush=True)
+    return queue_jobs.queue_job(**small_calls("GCN")[0].arguments, device=device)
+
+
+@pytest.mark.long
+def test_what_jobs_in_threads_print_is_no_answer_and_the_process_ends_in_the_middle_of_a_job(monkeypatch):
+    call = QueuedCall(target=f"{__name__}:says_much", arguments={})
+    assert len(run_streams([call], call, 1, "cpu").check().times) == 1
+    call = QueuedCall(target=f"{__name__}:never_ends", arguments={})
+    children = set()
+    monkeypatch.setattr(stream_runs, "RUN_SECONDS", 20.0)
+    original = stream_runs.Child
+
+    def watched(*args):
+        child = original(*args)
+        children.add(child.pid)
+        return child
+
+    monkeypatch.setattr(stream_runs, "Child", watched)
+    with pytest.raises(RuntimeError, match="said nothing within 20 s"):
+        run_streams([call], call, 1, "cpu")
+    assert not any(alive(pid) for pid in children)
+
+
+def never_ends(device: str = "cpu"):
+    threading.Event().wait(600)
+
+
+def test_a_side_whose_jobs_failed_has_no_times(monkeypatch):
+    run = QueueRun((times(1, 0.0, 1.0), times(2, 0.0, 0.1, state=JobState.FAILED, error="out of memory")))
+    monkeypatch.setattr(QueueBench, "runs", lambda self, side: [run, run])
+    with Workload(QUICK) as work:
+        cases = {case.name: case for case in queues(work)}
+    case = cases["jobs/queues/gnnsys/Mix, published order, makespan beside streams"]
+    streams = case.sides()["streams"]
+    assert streams.foreign
+    with pytest.raises(RuntimeError, match="1 of 2 jobs failed, the first with: out of memory"):
+        streams.call()
+    lmcf = cases["jobs/queues/gnnsys/Mix, published order, makespan beside lmcf"].sides()["lmcf"]
+    assert not lmcf.foreign
+    counted = cases["jobs/queues/gnnsys/Mix, published order, runs out of memory beside streams"].sides()["streams"]
+    assert counted.call() == 1.0
 
 
 @pytest.mark.long

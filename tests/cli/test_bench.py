@@ -7,6 +7,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.support.processes import processes
 
 ENDLESS = """
@@ -41,11 +43,20 @@ from gnnsys.bench.case import OURS, Case, Side, Versus, value
 from gnnsys.cli import main
 
 def hangs():
-    print("the second", flush=True)
+    print("it hangs", flush=True)
     threading.Event().wait(600)  # it is ended before
 
+class Closing:
+    def __enter__(self): pass
+    def __exit__(self, *error): hangs()
+
+HANGS = sys.argv[2]
+
 def cases(work):
-    for name, ours in (("first", lambda: 2.0), ("second", hangs)):
+    if HANGS == "closing":
+        work.enter(Closing())
+    for name in ("first", "second"):
+        ours = hangs if name == HANGS else lambda: 2.0
         sides = {OURS: Side(ours), "peer": Side(lambda: 3.0)}
         yield Case(name, value("s"), lambda sides=sides: sides, (Versus(("peer",)),), repeats=1)
 
@@ -54,13 +65,24 @@ sys.exit(main(["bench", "ops", "--json", sys.argv[1]]))
 """
 
 
-def test_a_bench_that_is_terminated_writes_the_rows_that_it_has(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("hangs", "names", "interrupted"),
+    [("second", ["first"], "second"), ("closing", ["first", "second"], None), ("first", None, None)],
+)
+def test_a_bench_that_is_terminated_has_written_the_rows_that_it_has(tmp_path: Path, hangs, names, interrupted):
+    """And leaves an earlier file as it is where it has none."""
+    (tmp_path / "rows.json").write_text('{"rows": "of before"}')
     with processes() as running:
-        number = running.start_code("bench", TWO_CASES, tmp_path / "rows.json")
-        running.await_output(number, "the second\n")
+        number = running.start_code("bench", TWO_CASES, tmp_path / "rows.json", hangs)
+        running.await_output(number, "it hangs\n")
         os.kill(running.pid(number), signal.SIGTERM)
         [ended] = running.wait()
     assert ended.returncode == 130 and "interrupted" in ended.stderr, ended
     told = json.loads((tmp_path / "rows.json").read_text())
-    assert [(row["name"], row["ours"]) for row in told["rows"]] == [("first", 2.0)]
-    assert told["interrupted"] == "second"
+    if names is None:
+        assert told == {"rows": "of before"}
+        return
+    assert [(row["name"], row["ours"]) for row in told["rows"]] == [(name, 2.0) for name in names]
+    assert told.get("interrupted") == interrupted
+    assert told["not_run"] == ([f"{interrupted}: interrupted"] if interrupted else [])
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.json"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import random
 import signal
@@ -78,6 +79,29 @@ def imports_library() -> TrainingJob:
     import mailbox
 
     return linear(evaluate=lambda model: {"looks": any(each is vars(mailbox) for each in gc.get_objects())})
+
+
+def tells_file(at: str) -> TrainingJob:
+    there = Path(at).exists()
+    return linear(evaluate=lambda model: {"there": there})
+
+
+def changes_settings() -> TrainingJob:
+    gc.disable()
+    gc.set_threshold(1, 1, 1)
+    torch.set_autocast_dtype("cpu", torch.float16)
+    sys.modules["wave"] = None  # type: ignore[assignment]
+    return linear()
+
+
+def tells_settings() -> TrainingJob:
+    told = {
+        "collects": gc.isenabled(),
+        "threshold": list(gc.get_threshold()),
+        "half": str(torch.get_autocast_dtype("cpu")),
+        "library": importlib.import_module("wave").__name__,
+    }
+    return linear(evaluate=lambda model: told)
 
 
 def linear(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gnnsys.jobs import JobState, Queue, worker_process
+from gnnsys.jobs import JobState, Queue, SpecEstimate, worker_process
 from gnnsys.jobs.job_history import ENOUGH_JOBS, MOST_FACTOR, JobHistory
 from gnnsys.jobs.job_memory import FIRST_FACTOR, estimate_spec
 from gnnsys.jobs.policies import Room
@@ -206,3 +206,31 @@ def test_what_cannot_be_estimated_here_is_submitted_and_left_to_the_service(
     assert (queue.show(number).estimate, queue.show(number).state) == ("", JobState.QUEUED)
     (said,) = logged
     assert said.endswith("is left to the service to estimate: the process that estimates jobs ended with exit code 1")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"num_bytes": "1G", "how": "traced"}, "must be numbers of bytes, got '1G'"),
+        ({"num_bytes": -3, "how": "traced"}, "must be numbers of bytes, got -3"),
+        ({"num_bytes": 3, "how": "traced", "graphs": {"a": "b"}}, "must be numbers of bytes, got 'b'"),
+        ({"num_bytes": 3}, "only what is traced or stated has num_bytes, got 3 and ''"),
+        ({"how": "traced"}, "only what is traced or stated has num_bytes, got None and 'traced'"),
+        ({"num_bytes": 3, "how": "guessed"}, "how must be traced, stated, unknown or empty, got 'guessed'"),
+    ],
+)
+def test_an_estimate_that_says_nothing_of_use_is_refused(given, said):
+    with pytest.raises(ValueError, match=said):
+        SpecEstimate(**given)
+
+
+def test_who_brings_an_estimate_is_told_what_is_too_large(queue: Queue):
+    serve_nothing(queue, capacity=4 << 30)
+    with pytest.raises(ValueError, match=r"takes .* and the queue's capacity is 4.0 GiB"):
+        submit(queue, "linear", estimate=SpecEstimate(num_bytes=4 << 30, how="traced"))
+    with pytest.raises(ValueError, match="whose memory is not stated: leave out estimate="):
+        submit(queue, "linear", memory="1G", estimate=SpecEstimate(num_bytes=1 << 30, how="traced"))
+    with pytest.raises(ValueError, match="estimate must be True or False"):
+        submit(queue, "linear", estimate={"num_bytes": 1 << 30})
+    number = submit(queue, "linear", estimate=SpecEstimate(num_bytes=1 << 30, how="traced"))
+    assert (queue.show(number).estimated, queue.show(number).estimate) == (1 << 30, "traced")

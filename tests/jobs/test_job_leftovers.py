@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
+
+import torch
 
 from gnnsys.jobs import JobState, Queue
 from tests.jobs.queue_jobs import FOLDER, NAME
 from tests.jobs.queue_services import DEADLINE, expected, run_until, service, submit
-from tests.support.processes import alive, await_true
+from tests.support.processes import alive, await_true, run_code
 
 KINDS = ({"kind": "whole", "hidden": 4}, {"kind": "loader", "epochs": 2}, {"kind": "torch"})
 
@@ -53,6 +56,97 @@ def test_a_library_that_one_job_imports_is_there_for_the_next_and_costs_it_nothi
     with service(queue.folder.path, workers=1) as running:
         ended = {job.number: job for job in running.run_until_empty(DEADLINE)}
     assert [ended[number].result["looks"] for number in numbers] == [True, False, False], ended
+
+
+KEEPS = f"""
+import gc, mailbox, os, weakref
+from {NAME} import linear
+
+class Kept: pass
+KEPT = Kept()  # such as a data set
+
+class Owner:  # in a cycle, and with something to call when it goes: the collector needs two passes for this module
+    def __init__(self):
+        self.me = self
+        weakref.finalize(self, gone)
+
+def gone(): pass
+
+def job(at):
+    gc.disable()  # so that nobody else looks
+    weakref.finalize(KEPT, os.mkdir, at)
+    made = linear()
+    made.model.__dict__["owner"] = Owner()
+    return made
+"""
+
+
+def test_what_a_module_of_a_job_keeps_is_gone_before_the_next(queue: Queue, tmp_path: Path):
+    (tmp_path / "keeps.py").write_text(KEEPS)
+    at, environment = {"at": str(tmp_path / "gone")}, {"PYTHONPATH": str(FOLDER)}
+    queue.submit("keeps:job", at, folder=tmp_path, environment=environment, memory="1M")
+    number = submit(queue, "tells_file", at, memory="1M")
+    with service(queue.folder.path, workers=1) as running:
+        running.run_until_empty(DEADLINE)
+    assert queue.show(number).result["there"]
+
+
+def test_settings_of_the_interpreter_are_those_of_a_fresh_process(queue: Queue):
+    fresh = {
+        "collects": True,
+        "threshold": list(gc.get_threshold()),
+        "half": str(torch.get_autocast_dtype("cpu")),
+        "library": "wave",
+    }
+    submit(queue, "changes_settings", memory="1M")
+    number = submit(queue, "tells_settings", memory="1M")
+    with service(queue.folder.path, workers=1) as running:
+        running.run_until_empty(DEADLINE)
+    assert {name: queue.show(number).result[name] for name in fresh} == fresh
+
+
+def test_a_module_of_a_user_goes_though_a_library_of_its_name_was_imported(queue: Queue, tmp_path: Path):
+    """The first job imports the library, the second puts a module of its own in its place."""
+    body = "import sys, {name}\nfrom {tests} import linear\ndef job():\n{code}    return linear(evaluate={told})\n"
+    own = "    sys.modules.pop('wave')\n    import wave\n    assert wave.OWN\n"
+    for number, code in enumerate(["", own, ""]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        told = "lambda model: {'own': hasattr(sys.modules['wave'], 'OWN')}"
+        (folder / "own.py").write_text(
+            body.format(name="wave" if number != 1 else "os", tests=NAME, code=code, told=told)
+        )
+    (tmp_path / "1" / "wave.py").write_text("OWN = True\n")
+    environment = {"PYTHONPATH": str(FOLDER)}
+    numbers = [queue.submit("own:job", folder=tmp_path / each, environment=environment, memory="1M") for each in "012"]
+    with service(queue.folder.path, workers=1) as running:
+        running.run_until_empty(DEADLINE)
+    assert [queue.show(number).result["own"] for number in numbers] == [False, True, False]
+
+
+def test_the_first_job_of_a_worker_has_what_the_next_ones_have():
+    said = run_code(
+        "import torch; from gnnsys.jobs.fresh_state import FreshState\n"
+        "torch.set_float32_matmul_precision('high')\n"
+        "FreshState(1)\n"
+        "print(torch.get_float32_matmul_precision(), flush=True)"
+    )
+    assert "highest" in said.stdout
+
+
+def test_graphs_are_released_when_the_jobs_modules_are_gone_and_before_memory_is_given_back(tmp_path: Path):
+    (tmp_path / "own.py").write_text("")
+    said = run_code(
+        "import sys, torch; from gnnsys.jobs.fresh_state import FreshState\n"
+        "seen = []\n"
+        "state = FreshState(1, release=lambda: seen.append(('own' in sys.modules, torch.get_default_dtype())))\n"
+        "state.enter(sys.argv[1])\n"
+        "import own; torch.set_default_dtype(torch.float64)\n"
+        "state.restore()\n"
+        "print(seen, torch.get_default_dtype(), flush=True)",
+        tmp_path,
+    )
+    assert "[(False, torch.float64)] torch.float32" in said.stdout
 
 
 def test_what_a_script_has_sent_into_a_session_of_its_own_ends_with_it(queue: Queue, tmp_path: Path):

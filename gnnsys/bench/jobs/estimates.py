@@ -2,8 +2,9 @@
 
 Models are ours and PyG's with the settings of CoGNN (V-A: hidden 64, GAT 8 x 8, Adam, whole graphs), on random graphs
 of the sizes of its Table IV. On a GPU a job's figures are torch's `max_memory_allocated` and `max_memory_reserved` of
-two steps, in a process that has run nothing before; on the CPU the bytes of live tensors. For a GPU several jobs are
-traced and several are measured at a time: none of it is timed, and a process has its own allocator.
+two steps; on the CPU the bytes of live tensors. For a GPU, where there are four cores or more, each job is measured in
+a process that has run nothing before. Several are traced and several measured at a time: none of it is timed, and a
+process has its own allocator.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import gzip
 import json
 import statistics
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ import torch
 
 from gnnsys.bench.case import OURS, Benchmark, Case, NotHere, Side, Versus, value
 from gnnsys.bench.jobs.estimators import estimators, num_estimators
-from gnnsys.bench.jobs.fresh_processes import MOST_AT_ONCE, DeviceRoom, call_in_fresh_process
+from gnnsys.bench.jobs.fresh_processes import MOST_AT_ONCE, DeviceRoom, call_in_fresh_process, end_fresh_processes
 from gnnsys.bench.jobs.table_four import KINDS, LIBRARIES, GridJob, grid, whole_graph_job
 from gnnsys.bench.peers import find
 from gnnsys.bench.workload import FULL, Workload
@@ -72,11 +73,12 @@ def measured_peaks(arguments: dict[str, Any], device: str) -> MemoryPeaks:
 
 
 class PeaksAhead:
-    """Traced and measured figures of some jobs: of all of them from when the first is asked for, where several
-    processes can be had. A job is measured as soon as its estimate fits beside the others."""
+    """Traced and measured figures of some jobs: of all that are selected, from when the first is asked for, where
+    several processes can be had. A job is measured as soon as its estimate fits beside the others."""
 
     def __init__(self, work: Workload, jobs: list[GridJob], device: str) -> None:
-        self._work, self._jobs, self._device = work, jobs, device
+        self._work, self._device = work, device
+        self._jobs = [job for job in jobs if any(work.selects(name) for name in case_names(job).values())]
 
     def peaks(self, job: GridJob) -> tuple[MemoryPeaks, MemoryPeaks]:
         count = num_estimators(len(self._jobs))
@@ -86,7 +88,7 @@ class PeaksAhead:
         return begun[job].result()
 
     def _begin(self, count: int) -> dict[GridJob, Future[tuple[MemoryPeaks, MemoryPeaks]]]:
-        tracing = self._work.enter(estimators(count))
+        tracing, measuring = self._work.enter(_pools(count))
         traces = {job: tracing.submit(traced_peaks, job.arguments, self._device) for job in self._jobs}
         room = DeviceRoom(free_bytes())
 
@@ -95,7 +97,6 @@ class PeaksAhead:
             with room.taken(int(traced.reserved * _ROOM) + _CONTEXT_BYTES):
                 return traced, call_in_fresh_process(measured_peaks, job.arguments, self._device)
 
-        measuring = self._work.enter(_threads(MOST_AT_ONCE))
         return {job: measuring.submit(both, job) for job in self._jobs}
 
 
@@ -105,12 +106,18 @@ def free_bytes() -> int:
 
 
 @contextmanager
-def _threads(count: int) -> Iterator[ThreadPoolExecutor]:
-    pool = ThreadPoolExecutor(count)
+def _pools(count: int) -> Iterator[tuple[ProcessPoolExecutor, ThreadPoolExecutor]]:
+    """Who traces, and who waits for what is measured. What has not ended when the block does is not done."""
+    measuring = ThreadPoolExecutor(MOST_AT_ONCE)
     try:
-        yield pool
+        with estimators(count) as tracing:
+            try:
+                yield tracing, measuring
+            finally:
+                measuring.shutdown(wait=False, cancel_futures=True)
+                end_fresh_processes()
     finally:
-        pool.shutdown(cancel_futures=True)
+        measuring.shutdown()
 
 
 def libraries_here() -> tuple[str, ...]:
@@ -138,7 +145,7 @@ def estimated_jobs(work: Workload) -> Iterator[Case]:
 def _cases(
     work: Workload, job: GridJob, target: str, ahead: PeaksAhead, errors: dict[GridJob, JobError]
 ) -> Iterator[Case]:
-    name = f"jobs/estimate/{job.name}"
+    names = case_names(job)
 
     def peaks() -> tuple[MemoryPeaks, MemoryPeaks]:
         traced, measured = ahead.peaks(job)
@@ -147,7 +154,7 @@ def _cases(
         return traced, measured
 
     def both() -> tuple[MemoryPeaks, MemoryPeaks]:
-        return work.once(name, peaks)
+        return work.once(f"jobs/estimate/{job.name}", peaks)
 
     for what in MemoryPeaks._fields if target != "cpu" else ("allocated",):
 
@@ -155,7 +162,7 @@ def _cases(
             told = {OURS: lambda: getattr(both()[0], what) / 1e6, MEASURED: lambda: getattr(both()[1], what) / 1e6}
             return {side: Side(figure) for side, figure in told.items()}
 
-        yield Case(f"{name}, {what}", value("MB"), megabytes, (Versus((MEASURED,)),), repeats=1)
+        yield Case(names[what], value("MB"), megabytes, (Versus((MEASURED,)),), repeats=1)
 
         def percent(what: str = what) -> dict[str, Side]:
             def off() -> float:
@@ -165,7 +172,13 @@ def _cases(
             return {OURS: Side(off), PAPER: Side(lambda: PAPER_PERCENT)}
 
         judged = TARGET if what == "allocated" else None
-        yield Case(f"{name}, {what} off by", value("%"), percent, (Versus((PAPER,), judged),), repeats=1)
+        yield Case(names[f"{what} off by"], value("%"), percent, (Versus((PAPER,), judged),), repeats=1)
+
+
+def case_names(job: GridJob) -> dict[str, str]:
+    """Of its cases on a device, by what they tell."""
+    told = [f"{what}{off}" for what in MemoryPeaks._fields for off in ("", " off by")]
+    return {each: f"jobs/estimate/{job.name}, {each}" for each in told}
 
 
 def _summary(name: str, jobs: list[GridJob], errors: dict[GridJob, JobError]) -> Iterator[Case]:

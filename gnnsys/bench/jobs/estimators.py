@@ -21,12 +21,16 @@ def num_estimators(num_jobs: int) -> int:
 
 @contextmanager
 def estimators(count: int, warm: Callable[[], Any] = int) -> Iterator[ProcessPoolExecutor]:
-    """Each process calls `warm` first. What was not begun when the block ends is not done."""
+    """Each process calls `warm` first. What has not ended when the block does is not done."""
     pool = ProcessPoolExecutor(count, get_context("spawn"), _begin, (warm,))
     try:
         yield pool
     finally:
-        pool.shutdown(cancel_futures=True)
+        processes = list((pool._processes or {}).values())
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in processes:
+            process.kill()
+            process.join()
 
 
 def _begin(warm: Callable[[], Any]) -> None:

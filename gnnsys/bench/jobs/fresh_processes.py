@@ -17,11 +17,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
 from gnnsys.bench.case import NotHere
 
 T = TypeVar("T")
+_running: set[BaseProcess] = set()
 MOST_AT_ONCE = 12
 _IMPORTED = "gnnsys.bench.jobs.estimates"
 _PYG = "torch_geometric.nn"
@@ -64,6 +66,7 @@ def call_in_fresh_process(function: Callable[..., T], *args: Any) -> T:
     answers, there = context.Pipe(duplex=False)
     process = context.Process(target=_call, args=(there, function, args), daemon=True)
     process.start()
+    _running.add(process)
     there.close()
     with answers:
         try:
@@ -74,9 +77,16 @@ def call_in_fresh_process(function: Callable[..., T], *args: Any) -> T:
     process.join(0.0 if isinstance(said, Exception) else _END_SECONDS)
     process.kill()
     process.join()
+    _running.discard(process)
     if isinstance(said, Exception):
         raise said
     return said  # type: ignore[no-any-return]
+
+
+def end_fresh_processes() -> None:
+    """Those that run now: who waits for one is told that it has ended."""
+    for process in list(_running):
+        process.kill()
 
 
 @functools.cache
@@ -92,6 +102,8 @@ def imported_before() -> list[str]:
 def _call(answer: Connection, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     try:
         said = function(*args)
+    except NotHere as error:
+        said = error
     except Exception as error:
         said = RuntimeError(f"{type(error).__name__}: {error}")
     answer.send(said)

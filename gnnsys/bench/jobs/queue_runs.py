@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -109,7 +110,7 @@ class QueueRun:
         return self.busy
 
     def check(self) -> QueueRun:
-        """RuntimeError where a job failed."""
+        """RuntimeError where a job failed: what it did not do took no time."""
         failed = [job for job in self.times if str(job.state) != "done"]
         if failed:
             raise RuntimeError(f"{len(failed)} of {len(self.times)} jobs failed, the first with: {failed[0].error}")
@@ -146,19 +147,29 @@ class QueueEstimators:
     queues with the layers of a library: the processes stay until the workload closes."""
 
     def __init__(self, work: Workload, warm_up: QueuedCall, device: str) -> None:
-        self._device = device
+        self._work, self._device = work, device
         self._warm = partial(_estimate, warm_up, device)
-        self._pool: ProcessPoolExecutor | None = None
-        count = num_estimators(MOST_ESTIMATORS)
-        if count > 1 and device != "cpu":
-            self._pool = work.enter(estimators(count, self._warm))
-        else:
+        self._count = num_estimators(MOST_ESTIMATORS)
+        self._pool = self._start()
+        if self._pool is None:
             self._warm()
 
+    def _start(self) -> ProcessPoolExecutor | None:
+        if self._count < 2 or self._device == "cpu":
+            return None
+        return self._work.enter(estimators(self._count, self._warm))
+
     def find(self, calls: Sequence[QueuedCall]) -> TimedEstimates:
-        each = [self._device] * len(calls)
-        found = list(map(_estimate, calls, each) if self._pool is None else self._pool.map(_estimate, calls, each))
+        try:
+            found = self._estimates(calls)
+        except BrokenProcessPool:  # one of them was killed: others begin anew, once
+            self._pool = self._start()
+            found = self._estimates(calls)
         return TimedEstimates(tuple(estimate for estimate, _ in found), sum(seconds for _, seconds in found))
+
+    def _estimates(self, calls: Sequence[QueuedCall]) -> list[tuple[SpecEstimate, float]]:
+        each = [self._device] * len(calls)
+        return list(map(_estimate, calls, each) if self._pool is None else self._pool.map(_estimate, calls, each))
 
 
 def _estimate(call: QueuedCall, device: str) -> tuple[SpecEstimate, float]:

@@ -129,9 +129,8 @@ def _run(args: argparse.Namespace) -> int:
     )
     if args.against is not None:
         return _run_against(args, options)
-    report = run_suite(args.suite, benchmarks, options, show=partial(print, flush=True))  # seen while it runs
-    if args.json is not None:
-        report.write(args.json)
+    keep = (lambda report: None) if args.json is None else (lambda report: report.write(args.json))
+    report = run_suite(args.suite, benchmarks, options, partial(print, flush=True), keep)  # seen while it runs
     if report.interrupted is not None:
         raise KeyboardInterrupt
     failures = report.failures()
