@@ -17,7 +17,7 @@ import sysconfig
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +91,7 @@ class FreshState:
         here = [] if folder is None else [folder]
         given = [] if environment is None else filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
         sys.path[:] = [*here, *given, *self._path]
+        self._make_way([*here, *given])
         sys.path_importer_cache.clear()  # files may have come since
 
     def restore(self) -> None:
@@ -142,6 +143,16 @@ class FreshState:
         theirs += [name for name, module in list(sys.modules.items()) if module is None and name not in self._modules]
         for name in theirs:  # a folder without __init__.py looks for the one that it is in: all are found before
             sys.modules.pop(name, None)
+
+    def _make_way(self, folders: Sequence[str]) -> None:
+        """A user's module comes before a library of its name that a job has imported."""
+        imported = {name.partition(".")[0] for name in sys.modules.keys() - self._modules}
+        for folder in folders if imported else ():
+            with contextlib.suppress(OSError):
+                hidden = imported & {name.partition(".")[0] for name in os.listdir(folder)}
+                for name in [name for name in sys.modules if name.partition(".")[0] in hidden]:
+                    if name not in self._modules:
+                        del sys.modules[name]
 
     def _keep_modules(self) -> None:
         """What is imported now is no garbage: to look through it takes longer than many a job."""

@@ -105,18 +105,21 @@ def test_settings_of_the_interpreter_are_those_of_a_fresh_process(queue: Queue):
     assert {name: queue.show(number).result[name] for name in fresh} == fresh
 
 
-def test_a_module_of_a_user_goes_though_a_library_of_its_name_was_imported(queue: Queue, tmp_path: Path):
-    """The first job imports the library, the second puts a module of its own in its place."""
-    body = "import sys, {name}\nfrom {tests} import linear\ndef job():\n{code}    return linear(evaluate={told})\n"
-    own = "    sys.modules.pop('wave')\n    import wave\n    assert wave.OWN\n"
-    for number, code in enumerate(["", own, ""]):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        told = "lambda model: {'own': hasattr(sys.modules['wave'], 'OWN')}"
-        (folder / "own.py").write_text(
-            body.format(name="wave" if number != 1 else "os", tests=NAME, code=code, told=told)
-        )
-    (tmp_path / "1" / "wave.py").write_text("OWN = True\n")
+NAMED_AS_A_LIBRARY = f"""
+import mailbox
+from {NAME} import linear
+
+def job():
+    return linear(evaluate=lambda model: {{"own": hasattr(mailbox, "OWN")}})
+"""
+
+
+def test_a_module_of_a_user_comes_before_a_library_of_its_name_and_goes_with_its_job(queue: Queue, tmp_path: Path):
+    """The second of three jobs has a module of its own with the name of a library that the first has imported."""
+    for number in range(3):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "own.py").write_text(NAMED_AS_A_LIBRARY)
+    (tmp_path / "1" / "mailbox.py").write_text("OWN = True\n")
     environment = {"PYTHONPATH": str(FOLDER)}
     numbers = [queue.submit("own:job", folder=tmp_path / each, environment=environment, memory="1M") for each in "012"]
     with service(queue.folder.path, workers=1) as running:
