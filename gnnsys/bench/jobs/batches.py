@@ -29,7 +29,6 @@ from gnnsys.planning import (
     run_on_device,
     run_steps,
 )
-from gnnsys.planning.memory.ledger import StepPhase
 
 PLACES, FANOUTS, EPOCHS = ("device", "pinned"), [15, 10, 5], 10
 MEASURED, BOUND, LIMIT = "measured", "bound", "found by bisection"
@@ -213,7 +212,7 @@ def bisect_on_device(job: Callable[..., TrainingJob], start: int, limit: int, mo
         torch.cuda.reset_peak_memory_stats()
         made, done = None, 0
 
-        def count(phase: StepPhase, step: int, batch: Any) -> None:
+        def count(phase: Any, step: int, batch: Any) -> None:
             nonlocal done
             done = step
 

@@ -56,10 +56,10 @@ def fit_argument(
     if not isinstance(start, int) or isinstance(start, bool) or start < 1:
         raise ValueError(f"{argument} must be a number from 1 on to be fitted, got {start!r}")
 
-    def estimate(value: int) -> _Asked:
+    def estimate(value: int) -> _Tried:
         traced = trace_job(function, {**given, argument: value}, target, num_steps, DRAWN, STEPS)
         memory = traced.memory
-        return _Asked(memory, traced.fits(limit), traced.many is None or memory.needed_bytes <= limit)
+        return _Tried(memory, traced.fits(limit), traced.many is None or memory.needed_bytes <= limit)
 
     search = _Search(argument, estimate, limit, most)
     low, high = search.run(min(start, most), lambda asked: asked.fits and asked.has_room)
@@ -74,7 +74,7 @@ def fit_argument(
     return ArgumentFit(argument, low, high, search.memory(low), limit, len(search.asked))
 
 
-class _Asked(NamedTuple):
+class _Tried(NamedTuple):
     """`has_room`: without giving anything back, or it is no matter of what is found free. Without batches a job has
     neither."""
 
@@ -86,18 +86,18 @@ class _Asked(NamedTuple):
 class _Search:
     """Values are estimated once. What is found is the largest that holds, and one above it that does not, or None."""
 
-    def __init__(self, argument: str, estimate: Callable[[int], _Asked], limit: int, most: int) -> None:
-        self.asked: dict[int, _Asked] = {}
+    def __init__(self, argument: str, estimate: Callable[[int], _Tried], limit: int, most: int) -> None:
+        self.asked: dict[int, _Tried] = {}
         self._argument, self._estimate, self._limit, self._most = argument, estimate, limit, most
 
-    def ask(self, value: int) -> _Asked:
+    def ask(self, value: int) -> _Tried:
         if value not in self.asked:
             try:
                 self.asked[value] = self._estimate(value)
             except NoBatches:
                 if not any(asked.memory for asked in self.asked.values()):
                     raise
-                self.asked[value] = _Asked(None, False, False)
+                self.asked[value] = _Tried(None, False, False)
         return self.asked[value]
 
     def memory(self, value: int) -> JobMemory:
@@ -105,7 +105,7 @@ class _Search:
         assert memory is not None
         return memory
 
-    def run(self, start: int, holds: Callable[[_Asked], bool]) -> tuple[int, int | None]:
+    def run(self, start: int, holds: Callable[[_Tried], bool]) -> tuple[int, int | None]:
         """From `start` upwards, each time twice as much or more; then by halves."""
         low, high = 0, start
         while holds(self.ask(high)):
@@ -131,7 +131,7 @@ class _Search:
             low, above = (middle, above) if self.ask(middle).fits else (low, middle)
         return low, above
 
-    def _close_in(self, low: int, high: int, holds: Callable[[_Asked], bool]) -> tuple[int, int]:
+    def _close_in(self, low: int, high: int, holds: Callable[[_Tried], bool]) -> tuple[int, int]:
         while high - low > max(1, low // 100):
             middle = (low + high) // 2 if len(self.asked) % 2 else self._between(low, high)
             low, high = (middle, high) if holds(self.ask(middle)) else (low, middle)

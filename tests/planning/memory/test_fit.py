@@ -10,7 +10,7 @@ from torch import nn
 
 import gnnsys
 from gnnsys.planning import TrainingJob, estimate_memory, fit_argument
-from gnnsys.planning.memory.fit import _Asked, _Search
+from gnnsys.planning.memory.fit import _Search, _Tried
 
 
 def job(batch_size: int = 16, width: int = 64) -> TrainingJob:
@@ -56,9 +56,9 @@ def test_the_search_ends_below_the_first_that_does_not_fit():
     """From 100 on there is room only by luck: not for 140 to 160, but for 200."""
     memory = estimate_memory(job)
 
-    def estimate(value: int) -> _Asked:
+    def estimate(value: int) -> _Tried:
         taken = dataclasses.replace(memory, peak_bytes=value)
-        return _Asked(taken, fits=value < 140 or 160 < value < 250, has_room=value < 100)
+        return _Tried(taken, fits=value < 140 or 160 < value < 250, has_room=value < 100)
 
     search = _Search("batch_size", estimate, limit=100, most=1 << 20)
     low, high = search.run(10, lambda asked: asked.fits and asked.has_room)
