@@ -77,6 +77,7 @@ class FreshState:
         self._threads = set(threading.enumerate())
         self._stays = _library_folders()
         self._modules, self._num_kept = set(sys.modules), 0
+        self._libraries: dict[str, Any] = {}  # that jobs have imported, or put there
         self._collection = gc.get_threshold()
         self._half = {kind: torch.get_autocast_dtype(kind) for kind in ("cpu", "cuda")}
         sys.stdout, sys.stderr = self._streams
@@ -89,7 +90,7 @@ class FreshState:
         os.chdir(folder or self._folder)
         os.environ.update(environment or {})
         here = [] if folder is None else [folder]
-        given = [] if environment is None else filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
+        given = [] if environment is None else list(filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)))
         sys.path[:] = [*here, *given, *self._path]
         self._make_way([*here, *given])
         sys.path_importer_cache.clear()  # files may have come since
@@ -146,13 +147,12 @@ class FreshState:
 
     def _make_way(self, folders: Sequence[str]) -> None:
         """A user's module comes before a library of its name that a job has imported."""
-        imported = {name.partition(".")[0] for name in sys.modules.keys() - self._modules}
+        imported = {name.partition(".")[0] for name in sys.modules.keys() - self._modules} - self._modules
         for folder in folders if imported else ():
             with contextlib.suppress(OSError):
                 hidden = imported & {name.partition(".")[0] for name in os.listdir(folder)}
                 for name in [name for name in sys.modules if name.partition(".")[0] in hidden]:
-                    if name not in self._modules:
-                        del sys.modules[name]
+                    del sys.modules[name]
 
     def _keep_modules(self) -> None:
         """What is imported now is no garbage: to look through it takes longer than many a job."""
@@ -161,13 +161,19 @@ class FreshState:
         self._num_kept = len(sys.modules)
 
     def _is_of_user(self, name: str, module: Any) -> bool:
-        if name in self._modules or module is None:
+        """Not what a library makes of itself somewhere else, as PyG writes modules of its own into a cache."""
+        if name in self._modules or module is None or self._libraries.get(name) is module:
             return False
-        try:
-            file = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", [])), None)
-        except Exception:  # whatever a job has put there
-            return True
-        return file is not None and not str(file).startswith(self._stays)
+        whole = sys.modules.get(name.partition(".")[0])
+        is_known = _place(module) is None or self._is_of_library(module)
+        if is_known or (_file(whole) and self._is_of_library(whole)):
+            self._libraries[name] = module
+            return False
+        return True
+
+    def _is_of_library(self, module: Any) -> bool:
+        place = _place(module)
+        return place is not None and place.startswith(self._stays)
 
     def _reset_signals(self) -> None:
         """Without alarms that a job has set: one would end the next job."""
@@ -204,6 +210,25 @@ class FreshState:
             torch.cuda.empty_cache()
             torch.cuda.ipc_collect()
             torch.cuda.reset_peak_memory_stats()
+
+
+def _file(module: Any) -> str | None:
+    try:
+        found = getattr(module, "__file__", None)
+        return None if found is None else str(found)
+    except Exception:  # whatever a job has put there
+        return ""
+
+
+def _place(module: Any) -> str | None:
+    """Its file; of a folder without __init__.py the folder."""
+    file = _file(module)
+    if file is not None:
+        return file
+    try:
+        return next((str(path) for path in getattr(module, "__path__", [])), None)
+    except Exception:
+        return ""
 
 
 def _collect() -> None:

@@ -105,6 +105,32 @@ def test_settings_of_the_interpreter_are_those_of_a_fresh_process(queue: Queue):
     assert {name: queue.show(number).result[name] for name in fresh} == fresh
 
 
+MADE_OF_ITSELF = f"""
+import importlib.util, mailbox, sys
+from {NAME} import linear
+
+def job(at):
+    is_there = "mailbox.made" in sys.modules
+    spec = importlib.util.spec_from_file_location("mailbox.made", at)
+    sys.modules["mailbox.made"] = importlib.util.module_from_spec(spec)
+    return linear(evaluate=lambda model: {{"is_there": is_there}})
+"""
+
+
+def test_what_a_library_makes_of_itself_in_another_folder_stays(queue: Queue, tmp_path: Path):
+    """As PyG does: it would make it anew in each job, which takes longer than many a job."""
+    (tmp_path / "own.py").write_text(MADE_OF_ITSELF)
+    (tmp_path / "made.py").write_text("")
+    given, environment = {"at": str(tmp_path / "made.py")}, {"PYTHONPATH": str(FOLDER)}
+    numbers = [
+        queue.submit("own:job", given, folder=tmp_path, environment=environment, memory="1M", seed=seed)
+        for seed in range(2)
+    ]
+    with service(queue.folder.path, workers=1) as running:
+        running.run_until_empty(DEADLINE)
+    assert [queue.show(number).result["is_there"] for number in numbers] == [False, True]
+
+
 NAMED_AS_A_LIBRARY = f"""
 import mailbox
 from {NAME} import linear
