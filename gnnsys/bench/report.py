@@ -155,8 +155,12 @@ class Report:
         """In one go. A run that was interrupted before its first row leaves a file that is there as it is."""
         if self.interrupted is not None and not self.rows:
             return
+        text = json.dumps(self.to_json(), indent=1) + "\n"
+        if path.is_symlink() or (path.exists() and not path.is_file()):  # a pipe, or /dev/stdout
+            path.write_text(text)
+            return
         partial = path.with_name(f".{path.name}.{os.getpid()}")
-        partial.write_text(json.dumps(self.to_json(), indent=1) + "\n")
+        partial.write_text(text)
         partial.replace(path)
 
 

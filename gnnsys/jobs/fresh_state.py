@@ -12,6 +12,7 @@ import logging
 import os
 import random
 import signal
+import site
 import sys
 import sysconfig
 import threading
@@ -75,9 +76,10 @@ class FreshState:
         self._signals = {number: signal.getsignal(number) for number in signal.valid_signals()}
         self._mask = _umask()
         self._threads = set(threading.enumerate())
-        self._stays = _library_folders()
-        self._modules, self._num_kept = set(sys.modules), 0
+        self._stays = _library_folders(self._path)
+        self._modules, self._num_kept = dict(sys.modules), 0
         self._libraries: dict[str, Any] = {}  # that jobs have imported, or put there
+        self._theirs: tuple[str, ...] = ()  # folders of the job
         self._collection = gc.get_threshold()
         self._half = {kind: torch.get_autocast_dtype(kind) for kind in ("cpu", "cuda")}
         sys.stdout, sys.stderr = self._streams
@@ -92,7 +94,7 @@ class FreshState:
         here = [] if folder is None else [folder]
         given = [] if environment is None else list(filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)))
         sys.path[:] = [*here, *given, *self._path]
-        self._make_way([*here, *given])
+        self._theirs = tuple(f"{os.path.realpath(each)}{os.sep}" for each in [*here, *given])
         sys.path_importer_cache.clear()  # files may have come since
 
     def restore(self) -> None:
@@ -114,6 +116,7 @@ class FreshState:
         gc.enable()
         gc.set_threshold(*self._collection)
         gc.set_debug(0)
+        gc.garbage.clear()
         _collect()
         self._release()
         _collect()
@@ -140,19 +143,16 @@ class FreshState:
 
     def _forget_modules(self) -> None:
         """Modules of users are imported anew by each job: they may have changed, on disk or in memory."""
+        for key in [key for key in sys.modules if not isinstance(key, str)]:
+            del sys.modules[key]
         theirs = [name for name, module in list(sys.modules.items()) if self._is_of_user(name, module)]
-        theirs += [name for name, module in list(sys.modules.items()) if module is None and name not in self._modules]
+        for name, module in list(sys.modules.items()):
+            if module is None and self._modules.get(name) is not None:
+                sys.modules[name] = self._modules[name]
+            elif module is None and name not in self._modules:
+                theirs.append(name)
         for name in theirs:  # a folder without __init__.py looks for the one that it is in: all are found before
             sys.modules.pop(name, None)
-
-    def _make_way(self, folders: Sequence[str]) -> None:
-        """A user's module comes before a library of its name that a job has imported."""
-        imported = {name.partition(".")[0] for name in sys.modules.keys() - self._modules} - self._modules
-        for folder in folders if imported else ():
-            with contextlib.suppress(OSError):
-                hidden = imported & {name.partition(".")[0] for name in os.listdir(folder)}
-                for name in [name for name in sys.modules if name.partition(".")[0] in hidden]:
-                    del sys.modules[name]
 
     def _keep_modules(self) -> None:
         """What is imported now is no garbage: to look through it takes longer than many a job."""
@@ -161,15 +161,18 @@ class FreshState:
         self._num_kept = len(sys.modules)
 
     def _is_of_user(self, name: str, module: Any) -> bool:
-        """Not what a library makes of itself somewhere else, as PyG writes modules of its own into a cache."""
+        """Not what a library makes of itself in a folder that is not the job's, as PyG writes modules into a cache."""
         if name in self._modules or module is None or self._libraries.get(name) is module:
             return False
-        whole = sys.modules.get(name.partition(".")[0])
-        is_known = _place(module) is None or self._is_of_library(module)
-        if is_known or (_file(whole) and self._is_of_library(whole)):
+        place = _place(module)
+        if place is None or self._is_of_library(module):
             self._libraries[name] = module
             return False
-        return True
+        whole = sys.modules.get(name.partition(".")[0])
+        if os.path.realpath(place).startswith(self._theirs) or not (_file(whole) and self._is_of_library(whole)):
+            return True
+        self._libraries[name] = module
+        return False
 
     def _is_of_library(self, module: Any) -> bool:
         place = _place(module)
@@ -244,8 +247,9 @@ def _umask() -> int:
     return mask
 
 
-def _library_folders() -> tuple[str, ...]:
+def _library_folders(path: Sequence[str]) -> tuple[str, ...]:
     """Where libraries are, which stay imported: Python's own, installed ones, and this package."""
     names = ("stdlib", "platstdlib", "purelib", "platlib")
-    folders = {sysconfig.get_paths()[name] for name in names}
-    return tuple(f"{folder}{os.sep}" for folder in [*folders, Path(__file__).parents[1]])
+    folders = {sysconfig.get_paths()[name] for name in names} | {site.getusersitepackages(), *site.getsitepackages()}
+    folders |= {each for each in path if os.path.basename(each.rstrip(os.sep)) in ("site-packages", "dist-packages")}
+    return tuple(f"{str(folder).rstrip(os.sep)}{os.sep}" for folder in [*folders, Path(__file__).parents[1]])

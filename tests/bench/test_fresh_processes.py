@@ -8,7 +8,7 @@ import pytest
 
 from gnnsys.bench.case import NotHere
 from gnnsys.bench.jobs import fresh_processes
-from gnnsys.bench.jobs.fresh_processes import DeviceRoom, call_in_fresh_process
+from gnnsys.bench.jobs.fresh_processes import DeviceRoom, FreshProcesses, call_in_fresh_process
 from tests.support.processes import await_true
 
 
@@ -46,16 +46,19 @@ def test_a_process_that_does_not_end_is_ended_and_what_is_not_here_has_not_faile
     with pytest.raises(NotHere, match="no such device"):
         call_in_fresh_process(is_not_here)
     errors: list[str] = []
+    running = FreshProcesses()
 
     def wait() -> None:
         with pytest.raises(RuntimeError) as error:
-            call_in_fresh_process(never_ends)
+            running.call(never_ends)
         errors.append(str(error.value))
 
     waiting = threading.Thread(target=wait)
     waiting.start()
-    await_true(lambda: len(fresh_processes._running) == 1, "a process")
-    fresh_processes.end_fresh_processes()
+    await_true(lambda: len(running._running) == 1, "a process")
+    running.end()
+    with pytest.raises(RuntimeError, match="no process is started any more"):
+        running.call(is_not_here)
     waiting.join(60)
     assert "ended with -9" in errors[0]
 

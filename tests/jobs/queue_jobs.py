@@ -90,7 +90,8 @@ def changes_settings() -> TrainingJob:
     gc.disable()
     gc.set_threshold(1, 1, 1)
     torch.set_autocast_dtype("cpu", torch.float16)
-    sys.modules["wave"] = None  # type: ignore[assignment]
+    sys.modules["wave"] = sys.modules["csv"] = None  # type: ignore[assignment]
+    sys.modules[5] = gc  # type: ignore[index]
     return linear()
 
 
@@ -100,6 +101,7 @@ def tells_settings() -> TrainingJob:
         "threshold": list(gc.get_threshold()),
         "half": str(torch.get_autocast_dtype("cpu")),
         "library": importlib.import_module("wave").__name__,
+        "other": importlib.import_module("csv").__name__,
     }
     return linear(evaluate=lambda model: told)
 

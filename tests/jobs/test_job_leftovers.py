@@ -97,6 +97,7 @@ def test_settings_of_the_interpreter_are_those_of_a_fresh_process(queue: Queue):
         "threshold": list(gc.get_threshold()),
         "half": str(torch.get_autocast_dtype("cpu")),
         "library": "wave",
+        "other": "csv",
     }
     submit(queue, "changes_settings", memory="1M")
     number = submit(queue, "tells_settings", memory="1M")
@@ -119,11 +120,13 @@ def job(at):
 
 def test_what_a_library_makes_of_itself_in_another_folder_stays(queue: Queue, tmp_path: Path):
     """As PyG does: it would make it anew in each job, which takes longer than many a job."""
-    (tmp_path / "own.py").write_text(MADE_OF_ITSELF)
+    folder = tmp_path / "of the job"
+    folder.mkdir()
+    (folder / "own.py").write_text(MADE_OF_ITSELF)
     (tmp_path / "made.py").write_text("")
     given, environment = {"at": str(tmp_path / "made.py")}, {"PYTHONPATH": str(FOLDER)}
     numbers = [
-        queue.submit("own:job", given, folder=tmp_path, environment=environment, memory="1M", seed=seed)
+        queue.submit("own:job", given, folder=folder, environment=environment, memory="1M", seed=seed)
         for seed in range(2)
     ]
     with service(queue.folder.path, workers=1) as running:
@@ -131,26 +134,59 @@ def test_what_a_library_makes_of_itself_in_another_folder_stays(queue: Queue, tm
     assert [queue.show(number).result["is_there"] for number in numbers] == [False, True]
 
 
-NAMED_AS_A_LIBRARY = f"""
-import mailbox
+INSTEAD_OF_A_LIBRARY = f"""
+import mailbox, sys
 from {NAME} import linear
 
-def job():
-    return linear(evaluate=lambda model: {{"own": hasattr(mailbox, "OWN")}})
+def job(own=False):
+    if own:
+        del sys.modules["mailbox"]
+        import mailbox as other
+        assert other.OWN
+    return linear(evaluate=lambda model: {{"own": hasattr(sys.modules["mailbox"], "OWN")}})
 """
 
 
-def test_a_module_of_a_user_comes_before_a_library_of_its_name_and_goes_with_its_job(queue: Queue, tmp_path: Path):
-    """The second of three jobs has a module of its own with the name of a library that the first has imported."""
+def test_a_module_of_a_user_goes_though_a_library_of_its_name_was_imported(queue: Queue, tmp_path: Path):
     for number in range(3):
         (tmp_path / str(number)).mkdir()
-        (tmp_path / str(number) / "own.py").write_text(NAMED_AS_A_LIBRARY)
+        (tmp_path / str(number) / "own.py").write_text(INSTEAD_OF_A_LIBRARY)
     (tmp_path / "1" / "mailbox.py").write_text("OWN = True\n")
     environment = {"PYTHONPATH": str(FOLDER)}
-    numbers = [queue.submit("own:job", folder=tmp_path / each, environment=environment, memory="1M") for each in "012"]
+    numbers = [
+        queue.submit("own:job", {"own": each == "1"}, folder=tmp_path / each, environment=environment, memory="1M")
+        for each in "012"
+    ]
     with service(queue.folder.path, workers=1) as running:
         running.run_until_empty(DEADLINE)
     assert [queue.show(number).result["own"] for number in numbers] == [False, True, False]
+
+
+CALLED_AS_A_LIBRARY = f"""
+import mailbox, sys
+from importlib.util import module_from_spec, spec_from_file_location
+from {NAME} import linear
+
+def job(at):
+    spec = spec_from_file_location("mailbox.own", at)
+    sys.modules.setdefault("mailbox.own", module_from_spec(spec))
+    own = sys.modules["mailbox.own"]
+    if not hasattr(own, "VALUE"):
+        spec.loader.exec_module(own)
+    return linear(evaluate=lambda model: {{"value": own.VALUE}})
+"""
+
+
+def test_a_file_of_a_user_is_read_anew_by_each_job_whatever_it_is_called(queue: Queue, tmp_path: Path):
+    (tmp_path / "own.py").write_text(CALLED_AS_A_LIBRARY)
+    given, environment, told = {"at": str(tmp_path / "part.py")}, {"PYTHONPATH": str(FOLDER)}, []
+    with service(queue.folder.path, workers=1) as running:
+        for value in (1, 22):
+            (tmp_path / "part.py").write_text(f"VALUE = {value}\n")
+            number = queue.submit("own:job", given, folder=tmp_path, environment=environment, memory="1M")
+            running.run_until_empty(DEADLINE)
+            told.append(queue.show(number).result["value"])
+    assert told == [1, 22]
 
 
 def test_the_first_job_of_a_worker_has_what_the_next_ones_have():

@@ -21,7 +21,7 @@ import torch
 
 from gnnsys.bench.case import OURS, Benchmark, Case, NotHere, Side, Versus, value
 from gnnsys.bench.jobs.estimators import estimators, num_estimators
-from gnnsys.bench.jobs.fresh_processes import MOST_AT_ONCE, DeviceRoom, call_in_fresh_process, end_fresh_processes
+from gnnsys.bench.jobs.fresh_processes import MOST_AT_ONCE, DeviceRoom, FreshProcesses
 from gnnsys.bench.jobs.table_four import KINDS, LIBRARIES, GridJob, grid, whole_graph_job
 from gnnsys.bench.peers import find
 from gnnsys.bench.workload import FULL, Workload
@@ -88,14 +88,14 @@ class PeaksAhead:
         return begun[job].result()
 
     def _begin(self, count: int) -> dict[GridJob, Future[tuple[MemoryPeaks, MemoryPeaks]]]:
-        tracing, measuring = self._work.enter(_pools(count))
+        tracing, measuring, processes = self._work.enter(_pools(count))
         traces = {job: tracing.submit(traced_peaks, job.arguments, self._device) for job in self._jobs}
         room = DeviceRoom(free_bytes())
 
         def both(job: GridJob) -> tuple[MemoryPeaks, MemoryPeaks]:
             traced = traces[job].result()
             with room.taken(int(traced.reserved * _ROOM) + _CONTEXT_BYTES):
-                return traced, call_in_fresh_process(measured_peaks, job.arguments, self._device)
+                return traced, processes.call(measured_peaks, job.arguments, self._device)
 
         return {job: measuring.submit(both, job) for job in self._jobs}
 
@@ -106,16 +106,16 @@ def free_bytes() -> int:
 
 
 @contextmanager
-def _pools(count: int) -> Iterator[tuple[ProcessPoolExecutor, ThreadPoolExecutor]]:
-    """Who traces, and who waits for what is measured. What has not ended when the block does is not done."""
-    measuring = ThreadPoolExecutor(MOST_AT_ONCE)
+def _pools(count: int) -> Iterator[tuple[ProcessPoolExecutor, ThreadPoolExecutor, FreshProcesses]]:
+    """Who traces, who waits, and who measures. What has not ended when the block does is not done."""
+    processes, measuring = FreshProcesses(), ThreadPoolExecutor(MOST_AT_ONCE)
     try:
         with estimators(count) as tracing:
             try:
-                yield tracing, measuring
+                yield tracing, measuring, processes
             finally:
                 measuring.shutdown(wait=False, cancel_futures=True)
-                end_fresh_processes()
+                processes.end()
     finally:
         measuring.shutdown()
 

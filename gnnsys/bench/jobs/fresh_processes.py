@@ -23,7 +23,6 @@ from typing import Any, TypeVar
 from gnnsys.bench.case import NotHere
 
 T = TypeVar("T")
-_running: set[BaseProcess] = set()
 MOST_AT_ONCE = 12
 _IMPORTED = "gnnsys.bench.jobs.estimates"
 _PYG = "torch_geometric.nn"
@@ -59,34 +58,51 @@ class DeviceRoom:
                 self._changed.notify_all()
 
 
-def call_in_fresh_process(function: Callable[..., T], *args: Any) -> T:
-    """What `function` returns, or the error that it raises; RuntimeError where its process ends without a word."""
-    context = get_context("forkserver")
-    context.set_forkserver_preload(imported_before())
-    answers, there = context.Pipe(duplex=False)
-    process = context.Process(target=_call, args=(there, function, args), daemon=True)
-    process.start()
-    _running.add(process)
-    there.close()
-    with answers:
-        try:
-            said = answers.recv() if answers.poll(_SECONDS) else RuntimeError(f"no answer within {_SECONDS:g} s")
-        except EOFError:
-            process.join()
-            said = RuntimeError(f"a process of {function.__name__} ended with {process.exitcode}")
-    process.join(0.0 if isinstance(said, Exception) else _END_SECONDS)
-    process.kill()
-    process.join()
-    _running.discard(process)
-    if isinstance(said, Exception):
-        raise said
-    return said  # type: ignore[no-any-return]
+class FreshProcesses:
+    """Calls functions in processes, in as many threads as ask for it, until `end`."""
 
+    def __init__(self) -> None:
+        imported_before()  # once, and not by each thread
+        self._lock, self._running, self._has_ended = threading.Lock(), set[BaseProcess](), False
 
-def end_fresh_processes() -> None:
-    """Those that run now: who waits for one is told that it has ended."""
-    for process in list(_running):
+    def call(self, function: Callable[..., T], *args: Any) -> T:
+        """What `function` returns, or the error that it raises; RuntimeError where its process ends without a word."""
+        context = get_context("forkserver")
+        context.set_forkserver_preload(imported_before())
+        answers, there = context.Pipe(duplex=False)
+        process = context.Process(target=_call, args=(there, function, args), daemon=True)
+        with self._lock:
+            if self._has_ended:
+                raise RuntimeError("no process is started any more")
+            process.start()
+            self._running.add(process)
+        there.close()
+        with answers:
+            try:
+                said = answers.recv() if answers.poll(_SECONDS) else RuntimeError(f"no answer within {_SECONDS:g} s")
+            except EOFError:
+                process.join()
+                said = RuntimeError(f"a process of {function.__name__} ended with {process.exitcode}")
+        process.join(0.0 if isinstance(said, Exception) else _END_SECONDS)
         process.kill()
+        process.join()
+        with self._lock:
+            self._running.discard(process)
+        if isinstance(said, Exception):
+            raise said
+        return said  # type: ignore[no-any-return]
+
+    def end(self) -> None:
+        """Those that run now: who waits for one is told that it has ended, and no other one is started."""
+        with self._lock:
+            self._has_ended = True
+            for process in self._running:
+                process.kill()
+
+
+def call_in_fresh_process(function: Callable[..., T], *args: Any) -> T:
+    """In one process, as `FreshProcesses.call`."""
+    return FreshProcesses().call(function, *args)
 
 
 @functools.cache

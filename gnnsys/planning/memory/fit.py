@@ -11,6 +11,8 @@ from gnnsys.planning.memory.training_device import TrainingDevice, training_devi
 from gnnsys.planning.memory.training_job import NoBatches
 
 _START, _MOST = 64, 1 << 40
+_MOST_AT_ONCE = 16  # times as large, for the next value
+_NO_HOST_MEMORY = "can't allocate memory"
 DRAWN = 24  # batches of a sampling loader whose structure is drawn for each value
 STEPS = 300  # that are replayed for each
 
@@ -55,6 +57,8 @@ def fit_argument(
     start = given.get(argument, _START)
     if not isinstance(start, int) or isinstance(start, bool) or start < 1:
         raise ValueError(f"{argument} must be a number from 1 on to be fitted, got {start!r}")
+    if most < 1:
+        raise ValueError(f"most must be at least 1, got {most}")
 
     def estimate(value: int) -> _Tried:
         traced = trace_job(function, {**given, argument: value}, target, num_steps, DRAWN, STEPS)
@@ -62,13 +66,13 @@ def fit_argument(
         return _Tried(memory, traced.fits(limit), traced.many is None or memory.needed_bytes <= limit)
 
     search = _Search(argument, estimate, limit, most)
-    low, high = search.run(min(start, most), lambda asked: asked.fits and asked.has_room)
+    low, high = search.run_above_empty(min(start, most), lambda asked: asked.fits and asked.has_room)
     if high is not None and search.ask(high).fits:
-        low, high = search.climb(high) if low else search.run(high, lambda asked: asked.fits)
+        low, high = search.climb(high) if low else search.run_above_empty(high, lambda asked: asked.fits)
     if low == 0:
-        assert high is not None
+        least = min(value for value, asked in search.asked.items() if asked.memory is not None)
         raise ValueError(
-            f"the job takes {format_bytes(search.memory(high).needed_bytes)} with {argument}={high}, and only "
+            f"the job takes {format_bytes(search.memory(least).needed_bytes)} with {argument}={least}, and only "
             f"{format_bytes(limit)} are there: make the model smaller"
         )
     return ArgumentFit(argument, low, high, search.memory(low), limit, len(search.asked))
@@ -94,11 +98,16 @@ class _Search:
         if value not in self.asked:
             try:
                 self.asked[value] = self._estimate(value)
-            except NoBatches:
-                if not any(asked.memory for asked in self.asked.values()):
+            except (NoBatches, RuntimeError) as error:
+                if not self._is_beyond(value, error):
                     raise
                 self.asked[value] = _Tried(None, False, False)
         return self.asked[value]
+
+    def _is_beyond(self, value: int, error: Exception) -> bool:
+        """Whether this is above a value that could be estimated, and too much for this host or without batches."""
+        is_less_known = any(asked.memory is not None and known < value for known, asked in self.asked.items())
+        return is_less_known and (isinstance(error, NoBatches) or _NO_HOST_MEMORY in str(error))
 
     def memory(self, value: int) -> JobMemory:
         memory = self.ask(value).memory
@@ -116,6 +125,15 @@ class _Search:
                 return low, None
             low, high = high, min(self._next_above(low, high), self._most)
         return self._close_in(low, high, holds)
+
+    def run_above_empty(self, start: int, holds: Callable[[_Tried], bool]) -> tuple[int, int | None]:
+        """As `run`; nothing holds where a loader has no batches before one does."""
+        try:
+            return self.run(start, holds)
+        except NoBatches:
+            if not self.asked:
+                raise
+            return 0, min(self.asked)
 
     def climb(self, low: int) -> tuple[int, int | None]:
         """From `low`, which fits, in steps of a tenth to the first that does not."""
@@ -156,7 +174,7 @@ class _Search:
             return 2 * high
         slope = (self._peak(high) - self._peak(low)) / (high - low)
         reached = high + (self._limit - self._needed(high)) / slope if slope > 0 else 0
-        return max(2 * high, int(1.02 * reached))
+        return min(max(2 * high, int(1.02 * reached)), _MOST_AT_ONCE * high)
 
     def _between(self, low: int, high: int) -> int:
         """Where a line between the two reaches the limit, inside of the interval."""

@@ -89,6 +89,30 @@ def test_the_search_ends_where_a_loader_has_no_batches_left():
         fit_argument(dropping, "batch_size", {"batch_size": 2000}, "h200", 8 << 30)
 
 
+def test_a_loader_that_has_batches_from_some_value_on_is_fitted_above_it():
+    """Epochs of batches of 32 that drop what is less: with fewer seeds there is none."""
+
+    def dropping(seeds: int, device: str = "cpu"):
+        data = gnnsys.Graph.from_edge_index(torch.arange(600).view(2, 300) % 300, num_nodes=300)
+        data.set_node_data("x", torch.zeros(300, 4))
+        loader = gnnsys.NeighborLoader(
+            data.to(device), [2], input_nodes=torch.arange(seeds), batch_size=32, drop_last=True, device=device
+        )
+        model = nn.Linear(4, 1)
+        return TrainingJob(
+            model=model,
+            optimizer=torch.optim.SGD(model.parameters(), 0.1),
+            loss=lambda model, batch: model(batch.x).mean(),
+            loader=loader,
+        )
+
+    for device in ("cpu", "h200"):
+        with pytest.raises(ValueError, match=r"the job takes .* with seeds=\d\d, and only 1.00 KiB are there"):
+            fit_argument(dropping, "seeds", {"seeds": 64}, device, 1 << 10)
+    with pytest.raises(ValueError, match="most must be at least 1"):
+        fit_argument(job, "batch_size", capacity=1 << 30, most=0)
+
+
 def test_bad_use_is_one_line():
     with pytest.raises(ValueError, match=r"takes .* with batch_size=1, and only 10.00 KiB are there"):
         fit_argument(job, "batch_size", {"batch_size": 2}, capacity=10 << 10)
