@@ -107,9 +107,8 @@ def test_a_killed_rank_ends_the_others_and_is_named(by_four):
     assert by_four[1].returncode == -9, by_four[1]
     for rank in (0, 2, 3):
         ended = by_four[rank]
-        assert (
-            ended.returncode == 1 and "model again" in ended.stdout and "accuracy" not in ended.stdout.split("again")[1]
-        )
+        assert ended.returncode in (1, -6), ended  # torch's gloo may abort after the traceback: a thread still waits
+        assert "model again" in ended.stdout and "accuracy" not in ended.stdout.split("again")[1]
         assert re.search(r"TrainerLost: rank \d ", ended.stderr), ended  # 1, or another that ended because of it
     assert any("TrainerLost: rank 1 " in by_four[rank].stderr for rank in (0, 2, 3))
 
