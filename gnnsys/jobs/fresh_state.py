@@ -230,7 +230,7 @@ def _place(module: Any) -> str | None:
         return file
     try:
         return next((str(path) for path in getattr(module, "__path__", [])), None)
-    except Exception:
+    except Exception:  # likewise
         return ""
 
 

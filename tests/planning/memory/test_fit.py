@@ -67,50 +67,35 @@ def test_the_search_ends_below_the_first_that_does_not_fit():
     assert all(search.ask(value).fits for value in search.asked if value < 140)
 
 
-def test_the_search_ends_where_a_loader_has_no_batches_left():
-    """300 seeds, and epochs drop what is no whole batch."""
+def dropping(batch_size: int = 32, seeds: int = 300, device: str = "cpu") -> TrainingJob:
+    """Epochs drop what is no whole batch: of fewer seeds there is none."""
+    data = gnnsys.Graph.from_edge_index(torch.arange(600).view(2, 300) % 300, num_nodes=300)
+    data.set_node_data("x", torch.zeros(300, 4))
+    loader = gnnsys.NeighborLoader(
+        data.to(device), [2], input_nodes=torch.arange(seeds), batch_size=batch_size, drop_last=True, device=device
+    )
+    model = nn.Linear(4, 1)
+    return TrainingJob(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), 0.1),
+        loss=lambda model, batch: model(batch.x).mean(),
+        loader=loader,
+    )
 
-    def dropping(batch_size: int, device: str = "cpu"):
-        data = gnnsys.Graph.from_edge_index(torch.arange(600).view(2, 300) % 300, num_nodes=300)
-        data.set_node_data("x", torch.zeros(300, 4))
-        loader = gnnsys.NeighborLoader(data.to(device), [2], batch_size=batch_size, drop_last=True, device=device)
-        model = nn.Linear(4, 1)
-        return TrainingJob(
-            model=model,
-            optimizer=torch.optim.SGD(model.parameters(), 0.1),
-            loss=lambda model, batch: model(batch.x).mean(),
-            loader=loader,
-        )
 
-    for device in ("cpu", "h200"):
-        found = fit_argument(dropping, "batch_size", {"batch_size": 20}, device, 8 << 30)
-        assert 297 <= found.value <= 300 < found.too_large <= 303
+@pytest.mark.parametrize("device", ["cpu", "h200"])
+def test_the_search_ends_where_a_loader_has_no_batches_left(device):
+    found = fit_argument(dropping, "batch_size", {"batch_size": 20}, device, 8 << 30)
+    assert 297 <= found.value <= 300 < found.too_large <= 303
     with pytest.raises(ValueError, match="loader has no batches"):
-        fit_argument(dropping, "batch_size", {"batch_size": 2000}, "h200", 8 << 30)
+        fit_argument(dropping, "batch_size", {"batch_size": 2000}, device, 8 << 30)
 
 
-def test_a_loader_that_has_batches_from_some_value_on_is_fitted_above_it():
-    """Epochs of batches of 32 that drop what is less: with fewer seeds there is none."""
-
-    def dropping(seeds: int, device: str = "cpu"):
-        data = gnnsys.Graph.from_edge_index(torch.arange(600).view(2, 300) % 300, num_nodes=300)
-        data.set_node_data("x", torch.zeros(300, 4))
-        loader = gnnsys.NeighborLoader(
-            data.to(device), [2], input_nodes=torch.arange(seeds), batch_size=32, drop_last=True, device=device
-        )
-        model = nn.Linear(4, 1)
-        return TrainingJob(
-            model=model,
-            optimizer=torch.optim.SGD(model.parameters(), 0.1),
-            loss=lambda model, batch: model(batch.x).mean(),
-            loader=loader,
-        )
-
-    for device in ("cpu", "h200"):
-        with pytest.raises(ValueError, match=r"the job takes .* with seeds=\d\d, and only 1.00 KiB are there"):
-            fit_argument(dropping, "seeds", {"seeds": 64}, device, 1 << 10)
-    with pytest.raises(ValueError, match="most must be at least 1"):
-        fit_argument(job, "batch_size", capacity=1 << 30, most=0)
+@pytest.mark.parametrize("device", ["cpu", "h200"])
+def test_a_loader_that_has_batches_from_some_value_on_is_fitted_above_it(device):
+    assert fit_argument(dropping, "seeds", {"seeds": 64}, device, 1 << 30, most=128).value >= 64
+    with pytest.raises(ValueError, match=r"the job takes .* with seeds=\d\d, and only 1.00 KiB are there"):
+        fit_argument(dropping, "seeds", {"seeds": 64}, device, 1 << 10)
 
 
 def test_bad_use_is_one_line():
@@ -120,6 +105,8 @@ def test_bad_use_is_one_line():
         fit_argument(job, "batch_size")
     with pytest.raises(ValueError, match="batch_size must be a number from 1 on to be fitted, got 'a'"):
         fit_argument(job, "batch_size", {"batch_size": "a"}, capacity=1)
+    with pytest.raises(ValueError, match="most must be at least 1"):
+        fit_argument(job, "batch_size", capacity=1 << 30, most=0)
     with pytest.raises(ValueError, match="memory does not grow with seed"):
         fit_argument(lambda seed: job(), "seed", capacity=1 << 30)
     with pytest.raises(ValueError, match=r"cannot be called with .*depth"):
