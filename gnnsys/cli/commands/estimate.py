@@ -67,7 +67,8 @@ def run(args: argparse.Namespace) -> int:
         return 0
     print(found.table())
     if found.how == "traced":
-        print(f"traced {args.steps} steps, {found.num_storages} tensors, in {found.seconds:.2f} s", file=sys.stderr)
+        replayed = f"; {found.replayed_steps:,} steps replayed" if found.replayed_steps else ""
+        print(f"traced {found.num_storages:,} tensors in {found.seconds:.2f} s{replayed}", file=sys.stderr)
     if args.json is not None:
         _write(args.json, found.as_json())
     return 0
