@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import inspect
 import io
 import logging
 import os
@@ -216,11 +217,8 @@ class FreshState:
 
 
 def _file(module: Any) -> str | None:
-    try:
-        found = getattr(module, "__file__", None)
-        return None if found is None else str(found)
-    except Exception:  # whatever a job has put there
-        return ""
+    found = _lies_in(module, "__file__")
+    return found if found is None or isinstance(found, str) else ""
 
 
 def _place(module: Any) -> str | None:
@@ -229,7 +227,15 @@ def _place(module: Any) -> str | None:
     if file is not None:
         return file
     try:
-        return next((str(path) for path in getattr(module, "__path__", [])), None)
+        return next((str(path) for path in _lies_in(module, "__path__") or []), None)
+    except Exception:  # whatever a job has put there
+        return ""
+
+
+def _lies_in(module: Any, name: str) -> Any:
+    """What is there without asking the module: one that imports when it is asked would do so now, for seconds."""
+    try:
+        return inspect.getattr_static(module, name, None)
     except Exception:  # likewise
         return ""
 

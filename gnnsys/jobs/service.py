@@ -154,13 +154,17 @@ class JobService:
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             self.turn()
-            is_empty = not self._is_full and not queue.running and not queue.queued  # full: not all that wait are known
-            if is_empty or (stop is not None and stop.is_set()):
+            if self.is_empty or (stop is not None and stop.is_set()):
                 break
             if deadline is not None and time.monotonic() > deadline:
                 left = [*queue.running, *queue.queued]
                 raise TimeoutError(f"jobs {left[:10]} have not ended within {timeout:g} s")
         return [job.times for job in queue.database.select() if job.state.is_over and job.number not in before]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no job waited or ran after the last turn. On a full disk not all that wait are known."""
+        return not self._is_full and not self._queue.running and not self._queue.queued
 
     def serve(self, stop: threading.Event) -> None:
         """Runs until `stop` is set."""

@@ -1,15 +1,18 @@
 """Processes that have run nothing before, and a device's room that they share."""
 
+import json
 import os
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
 from gnnsys.bench.case import NotHere
 from gnnsys.bench.jobs import fresh_processes
 from gnnsys.bench.jobs.fresh_processes import DeviceRoom, FreshProcesses, call_in_fresh_process
-from tests.support.processes import await_true
+from gnnsys.bench.jobs.imports_off_device import DEVICE_FILE
+from tests.support.processes import await_true, run_code
 
 
 def is_imported(name: str) -> bool:
@@ -70,10 +73,38 @@ def never_ends() -> None:
 @pytest.mark.long
 def test_pyg_is_imported_before_where_it_leaves_the_device_alone(monkeypatch):
     pytest.importorskip("torch_geometric")
-    assert fresh_processes.imported_before.__wrapped__()[1:] == ["torch_geometric.nn"]
+    assert fresh_processes.imported_before.__wrapped__()[-1] == "torch_geometric.nn"
     assert call_in_fresh_process(is_imported, "torch_geometric.nn")
-    monkeypatch.setattr(fresh_processes, "_TRIAL", "raise SystemExit(1)")
-    assert fresh_processes.imported_before.__wrapped__() == ["gnnsys.bench.jobs.estimates"]
+    monkeypatch.setattr(fresh_processes, "_TRIAL", "no_module_of_that_name")
+    assert fresh_processes.imported_before.__wrapped__() == []
+
+
+@pytest.mark.parametrize("touches", [True, False])
+def test_what_is_imported_before_the_device_is_touched_may_be_imported_before(tmp_path: Path, touches: bool):
+    """Not what touches it, and not what was only begun then."""
+    whole = tmp_path / "whole"
+    for folder in (whole, whole / "late"):
+        folder.mkdir()
+        (folder / "__init__.py").write_text("")
+    (whole / "__init__.py").write_text("import early, whole.late.part, touching, wave\n")
+    (whole / "late" / "part.py").write_text("")
+    (tmp_path / "early.py").write_text("import colorsys\n")
+    (tmp_path / DEVICE_FILE).write_text("")
+    opens = f"opened = open({str(tmp_path / DEVICE_FILE)!r})\n" if touches else ""
+    (tmp_path / "touching.py").write_text(f"import chunk_of_it\n{opens}")
+    (tmp_path / "chunk_of_it.py").write_text("")
+    said = run_code(
+        "import json, sys; from gnnsys.bench.jobs.imports_off_device import import_off_device\n"
+        "sys.path.insert(0, sys.argv[1])\n"
+        "print(json.dumps(import_off_device('whole')), flush=True)",
+        tmp_path,
+    )
+    found = json.loads(said.stdout.splitlines()[-1])
+    assert {"early", "colorsys"} <= set(found)
+    own = {"whole", "whole.late", "whole.late.part", "touching", "wave"}
+    assert own & set(found) == (set() if touches else own)
+    if not touches:
+        assert found[-1] == "whole"
 
 
 def test_who_asks_for_more_than_is_left_waits_and_who_asks_for_too_much_is_told():

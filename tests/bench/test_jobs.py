@@ -12,7 +12,7 @@ from gnnsys.bench.jobs.estimates import (
     measured_peaks,
     traced_peaks,
 )
-from gnnsys.bench.jobs.fresh_processes import call_in_fresh_process
+from gnnsys.bench.jobs.fresh_processes import FreshProcesses
 from gnnsys.bench.jobs.table_four import GRAPHS, KINDS, LAYERS, SMALL, grid
 from gnnsys.bench.workload import QUICK, Workload
 
@@ -34,7 +34,7 @@ def test_several_processes_estimate_and_measure_the_same_as_one(monkeypatch):
     """Without a GPU the CPU is measured."""
     monkeypatch.setattr(estimates, "num_estimators", lambda num_jobs: 2)
     monkeypatch.setattr(estimates, "free_bytes", lambda: 2 << 30)  # for one at a time
-    monkeypatch.setattr(estimates, "call_in_fresh_process", measured_on_the_cpu)
+    monkeypatch.setattr(FreshProcesses, "call", measured_on_the_cpu)
     jobs = list(grid(is_full=False, libraries=("gnnsys",)))
     with Workload(QUICK) as work:
         ahead = PeaksAhead(work, jobs, "h200")
@@ -42,9 +42,12 @@ def test_several_processes_estimate_and_measure_the_same_as_one(monkeypatch):
             assert ahead.peaks(job) == (traced_peaks(job.arguments, "h200"), measured_peaks(job.arguments, "cpu"))
 
 
-def measured_on_the_cpu(function, arguments, device):
+_call = FreshProcesses.call
+
+
+def measured_on_the_cpu(processes, function, arguments, device):
     assert (function, device) == (measured_peaks, "h200")
-    return call_in_fresh_process(function, arguments, "cpu")
+    return _call(processes, function, arguments, "cpu")
 
 
 def test_the_full_grid_is_every_model_on_every_graph_of_the_paper_in_every_depth():

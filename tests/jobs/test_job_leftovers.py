@@ -214,6 +214,25 @@ def test_graphs_are_released_when_the_jobs_modules_are_gone_and_before_memory_is
     assert "[(False, torch.float64)] torch.float32" in said.stdout
 
 
+def test_a_module_that_imports_when_it_is_asked_is_not_asked(tmp_path: Path):
+    """A library's old name for a part that nobody has used yet: what it would import takes longer than many a job."""
+    said = run_code(
+        "import sys, types; from gnnsys.jobs.fresh_state import FreshState\n"
+        "asked = []\n"
+        "class OldName(types.ModuleType):\n"
+        "    def __getattr__(self, name):\n"
+        "        asked.append(name)\n"
+        "        raise AttributeError(name)\n"
+        "state = FreshState(1)\n"
+        "state.enter(sys.argv[1])\n"
+        "sys.modules['wave.old'] = OldName('wave.old')\n"
+        "state.restore()\n"
+        "print(asked, 'wave.old' in sys.modules, flush=True)",
+        tmp_path,
+    )
+    assert "[] True" in said.stdout
+
+
 def test_what_a_script_has_sent_into_a_session_of_its_own_ends_with_it(queue: Queue, tmp_path: Path):
     (tmp_path / "leave.py").write_text(
         "import os, sys, time\n"

@@ -2,38 +2,38 @@
 
 What torch reserves depends on what a process had before: so each job is measured in one of its own. They are forked
 from a process that has imported torch and has not touched the device. torch-geometric takes long to import too, but it
-imports what else it finds installed, and some of that makes the device unusable in forks: whether it does is tried.
+imports what else it finds installed, and some of that makes the device unusable in forks: what does is tried.
 """
 
 from __future__ import annotations
 
+import atexit
 import functools
 import importlib.util
+import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any, TypeVar
 
 from gnnsys.bench.case import NotHere
+from gnnsys.bench.jobs.import_listed import LIST
 
 T = TypeVar("T")
 MOST_AT_ONCE = 12
-_IMPORTED = "gnnsys.bench.jobs.estimates"
+_IMPORTED = ["gnnsys.bench.jobs.estimates", "gnnsys.bench.jobs.import_listed"]
 _PYG = "torch_geometric.nn"
 _SECONDS, _END_SECONDS = 300.0, 10.0
 _LOOKS_ONLY = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}  # so torch says whether there is a device without touching it
-_TRIAL = f"""
-import importlib, os
-importlib.import_module({_PYG!r})
-opened = [os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
-raise SystemExit(any("nvidia-uvm" in os.readlink(name) for name in opened if os.path.islink(name)))
-"""
+_TRIAL = "gnnsys.bench.jobs.imports_off_device"
 
 
 class DeviceRoom:
@@ -68,7 +68,8 @@ class FreshProcesses:
     def call(self, function: Callable[..., T], *args: Any) -> T:
         """What `function` returns, or the error that it raises; RuntimeError where its process ends without a word."""
         context = get_context("forkserver")
-        context.set_forkserver_preload(imported_before())
+        imported_before()
+        context.set_forkserver_preload(_IMPORTED)
         answers, there = context.Pipe(duplex=False)
         process = context.Process(target=_call, args=(there, function, args), daemon=True)
         with self._lock:
@@ -107,12 +108,18 @@ def call_in_fresh_process(function: Callable[..., T], *args: Any) -> T:
 
 @functools.cache
 def imported_before() -> list[str]:
-    """What processes are forked with. Who has touched an NVIDIA device has opened its `nvidia-uvm`."""
+    """What processes are forked with, beside this package: of PyG all that leaves the device alone."""
     os.environ.update(_LOOKS_ONLY)  # the process that is forked from has what this one has
-    if importlib.util.find_spec("torch_geometric") is None:
-        return [_IMPORTED]
-    tried = subprocess.run([sys.executable, "-c", _TRIAL], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    return [_IMPORTED, *([_PYG] if tried.returncode == 0 else [])]
+    names: list[str] = []
+    if importlib.util.find_spec("torch_geometric") is not None:
+        tried = subprocess.run([sys.executable, "-m", _TRIAL, _PYG], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        names = json.loads(tried.stdout.splitlines()[-1]) if tried.returncode == 0 else []
+    descriptor, file_name = tempfile.mkstemp(prefix="gnnsys-imports-", suffix=".json")
+    with os.fdopen(descriptor, "w") as file:
+        json.dump(names, file)
+    os.environ[LIST] = file_name
+    atexit.register(Path(file_name).unlink, missing_ok=True)
+    return names
 
 
 def _call(answer: Connection, function: Callable[..., Any], args: tuple[Any, ...]) -> None:

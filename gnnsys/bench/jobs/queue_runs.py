@@ -37,6 +37,7 @@ from gnnsys.jobs import (
 )
 
 RUN_SECONDS = 420.0
+_TURN_SECONDS = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,25 +181,21 @@ def _estimate(call: QueuedCall, device: str) -> tuple[SpecEstimate, float]:
     return found, time.process_time() - start
 
 
-def run_queue(
-    side: QueueSide,
-    queues: Sequence[Sequence[QueuedCall]],
-    warm_up: QueuedCall,
-    *,
-    device: str,
-    capacity: int | None,
-) -> list[QueueRun]:
-    """Runs queues one after the other in one service: what it learns of the first it knows in the second."""
-    begun = time.monotonic()
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gnnsys-queues-")))
-        stack.enter_context(_log_to_stderr())
-        watch = stack.enter_context(DeviceWatch())
-        service = stack.enter_context(
+class QueueService:
+    """A queue and its service for one side, from `start` to `close`, or as a `with` block. `make_warm` comes before the
+    first run."""
+
+    def __init__(self, side: QueueSide, warm_up: QueuedCall, *, device: str, capacity: int | None) -> None:
+        self.side, self._warm_up, self._device, self._capacity = side, warm_up, device, capacity
+        self._stack = ExitStack()
+
+    def start(self) -> None:
+        side, folder = self.side, self._stack.enter_context(tempfile.TemporaryDirectory(prefix="gnnsys-queues-"))
+        self._service = self._stack.enter_context(
             JobService(
-                folder / "queue",
-                device=device,
-                capacity=capacity,
+                Path(folder) / "queue",
+                device=self._device,
+                capacity=self._capacity,
                 workers=side.workers,
                 policy=FifoPolicy(side.workers) if side.policy == "fifo" else side.policy,
                 is_warm=side.is_warm,
@@ -208,25 +205,62 @@ def run_queue(
                 device_sharing=side.sharing,
             )
         )
-        queue = Queue(folder / "queue")
-        if side.is_warm:
-            _make_warm(service, queue, warm_up, side.workers)
-            print(f"workers are warm after {time.monotonic() - begun:.1f} s", file=sys.stderr, flush=True)
-        return [_run(service, queue, calls, watch) for calls in queues]
+        self._queue = Queue(Path(folder) / "queue")
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def __enter__(self) -> QueueService:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def submit_warm_up(self) -> None:
+        """A job for each worker."""
+        _submit(self._queue, [self._warm_up] * self.side.workers)
+
+    def turn(self) -> bool:
+        """Goes on with what was submitted. Whether nothing is left of it."""
+        self._service.turn(_TURN_SECONDS)
+        return self._service.is_empty
+
+    def run(self, calls: Sequence[QueuedCall]) -> QueueRun:
+        with DeviceWatch() as watch:
+            numbers = _submit(self._queue, calls)
+            ended = {job.number: job for job in self._service.run_until_empty(RUN_SECONDS)}
+            run = QueueRun(tuple(ended[number] for number in numbers))
+            return QueueRun(run.times, watch.busy(run.start, run.end), watch.most_used(run.start, run.end))
 
 
-def _make_warm(service: JobService, queue: Queue, call: QueuedCall, workers: int) -> None:
-    """Until every worker has run a job: two rounds, for who is ready first may take two of the first."""
+def make_warm(services: Sequence[QueueService]) -> None:
+    """Until every worker of these has run a job, all at the same time: two rounds, for who is ready first may take two
+    jobs of the first."""
+    begun, warm = time.monotonic(), [service for service in services if service.side.is_warm]
     for _ in range(2):
-        _submit(queue, [call] * workers)
-        service.run_until_empty(RUN_SECONDS)
+        for service in warm:
+            service.submit_warm_up()
+        left = warm
+        while left := [service for service in left if not service.turn()]:
+            if time.monotonic() - begun > RUN_SECONDS:
+                raise TimeoutError(f"workers are not warm after {RUN_SECONDS:g} s")
+    count = sum(service.side.workers for service in warm)
+    print(f"workers ({count}) are warm after {time.monotonic() - begun:.1f} s", file=sys.stderr, flush=True)
 
 
-def _run(service: JobService, queue: Queue, calls: Sequence[QueuedCall], watch: DeviceWatch) -> QueueRun:
-    numbers = _submit(queue, calls)
-    ended = {job.number: job for job in service.run_until_empty(RUN_SECONDS)}
-    run = QueueRun(tuple(ended[number] for number in numbers))
-    return QueueRun(run.times, watch.busy(run.start, run.end), watch.most_used(run.start, run.end))
+def run_queue(
+    side: QueueSide,
+    queues: Sequence[Sequence[QueuedCall]],
+    warm_up: QueuedCall,
+    *,
+    device: str,
+    capacity: int | None,
+) -> list[QueueRun]:
+    """Runs queues one after the other in one service: what it learns of the first it knows in the second."""
+    with log_to_stderr(), QueueService(side, warm_up, device=device, capacity=capacity) as service:
+        make_warm([service])
+        return [service.run(calls) for calls in queues]
 
 
 def _submit(queue: Queue, calls: Sequence[QueuedCall]) -> list[int]:
@@ -239,9 +273,12 @@ def _submit(queue: Queue, calls: Sequence[QueuedCall]) -> list[int]:
 
 
 @contextmanager
-def _log_to_stderr() -> Iterator[None]:
-    """What the service says, such as that there is no MPS here."""
+def log_to_stderr() -> Iterator[None]:
+    """What services say, such as that there is no MPS here. Once, where blocks are in each other."""
     log, handler = logging.getLogger("gnnsys.jobs"), logging.StreamHandler()
+    if log.handlers:
+        yield
+        return
     level = log.level
     log.addHandler(handler)
     log.setLevel(logging.INFO)

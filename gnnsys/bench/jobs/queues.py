@@ -22,6 +22,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -31,15 +32,25 @@ from gnnsys.bench.case import OURS, Benchmark, Case, NotHere, Side, Versus, valu
 from gnnsys.bench.jobs.cognn_queues import KINDS, PUBLISHED_ORDERS, TABLE_FIVE, QueuedTask, published, random_orders
 from gnnsys.bench.jobs.device_watch import only_left
 from gnnsys.bench.jobs.queue_jobs import QUEUE_JOB
-from gnnsys.bench.jobs.queue_runs import QueuedCall, QueueEstimators, QueueRun, TimedEstimates, run_queue
+from gnnsys.bench.jobs.queue_runs import (
+    QueuedCall,
+    QueueEstimators,
+    QueueRun,
+    QueueService,
+    TimedEstimates,
+    log_to_stderr,
+    make_warm,
+)
 from gnnsys.bench.jobs.settings import SIDES, JobsSettings, settings_of
 from gnnsys.bench.jobs.stream_runs import run_streams
 from gnnsys.bench.jobs.table_four import GraphSize
 from gnnsys.bench.workload import FULL, Workload
+from gnnsys.observe import num_usable_cores
 
 CAPACITY, RESERVED = 26 * 2**30, 6 * 2**30
 FASTER_THAN_COLD, FASTER_THAN_WARM, NEAR_ORACLE = 2.5, 1.5, 1 / 1.15
-SHORTER = {"published order": 4.0, "random order": 2.5}  # completion beside that of `warm`
+PUBLISHED = "published order"
+SHORTER = {PUBLISHED: 4.0, "random order": 2.5}  # completion beside that of `warm`
 AGAIN = "continuous2, again"
 PAPER = {"warm": "PipeSwitch", "cold": "Default", "mps": "MPS", "base": "Base", "lmcf": "LMCF", "bmc": "BMC"}
 OUT_OF_MEMORY = "runs out of memory"
@@ -76,9 +87,11 @@ def capacity_for(memory: Sequence[int]) -> int:
 class QueueBench:
     """One queue in one order with the layers of one library; each side runs once, when first asked for."""
 
-    def __init__(self, work: Workload, library: str, queue: str, order: str, tasks: Sequence[QueuedTask]) -> None:
-        self._work, self._settings, self._library = work, settings_of(work), library
-        self.name = f"{library}/{queue}, {order}"
+    def __init__(
+        self, work: Workload, library: str, queue: str, order: str, tasks: Sequence[QueuedTask], ahead: SidesAhead
+    ) -> None:
+        self._work, self._settings, self._library, self._ahead = work, settings_of(work), library, ahead
+        self.name, self.is_published = f"{library}/{queue}, {order}", order == PUBLISHED
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
         is_full = work.sizes is FULL
         tasks = tasks if is_full else tasks[2:5]
@@ -99,25 +112,91 @@ class QueueBench:
         return self._work.once(f"jobs/queues/{self.name}/{side}", lambda: self._runs(side))
 
     def _runs(self, side: str) -> list[QueueRun]:
-        calls = self._calls
-        if SIDES[side].uses_estimates and SIDES[side].is_told:
-            found = self.estimates().found
-            calls = [replace(call, estimate=estimate) for call, estimate in zip(calls, found, strict=True)]
-        capacity = capacity_for(self.estimates().memory) if self._device != "cpu" else None
-        with only_left(None if capacity is None else capacity + RESERVED):
-            queues = [calls, calls] if side == _OURS else [calls]
-            if SIDES[side].sharing == "streams":
-                runs = [run_streams(calls, self._warm_up, SIDES[side].workers, self._device)]
-            else:
-                runs = run_queue(SIDES[side], queues, self._warm_up, device=self._device, capacity=capacity)
+        queues = [self._calls_for(side)]
+        if side == _OURS and self.is_published:
+            queues *= 2
+        if SIDES[side].sharing == "streams":
+            with only_left(None if self.capacity is None else self.capacity + RESERVED):
+                runs = [run_streams(queues[0], self._warm_up, SIDES[side].workers, self._device)]
+        else:
+            with self._ahead.taken(self, side) as service, only_left(self._ahead.left_for(service, self.capacity)):
+                runs = [service.run(calls) for calls in queues]
         for run, again in zip(runs, ("", ", again"), strict=False):
             told = f"makespan {run.makespan:.2f} s, completion {run.completion:.2f} s, queueing {run.queueing:.2f} s"
             print(f"{self.name}, {side}{again}: {told}", file=sys.stderr, flush=True)
             print(f"    {run.told(self._names)}", file=sys.stderr, flush=True)
         return runs
 
+    def _calls_for(self, side: str) -> list[QueuedCall]:
+        if not (SIDES[side].uses_estimates and SIDES[side].is_told):
+            return self._calls
+        found = self.estimates().found
+        return [replace(call, estimate=estimate) for call, estimate in zip(self._calls, found, strict=True)]
+
+    @property
+    def capacity(self) -> int | None:
+        return capacity_for(self.estimates().memory) if self._device != "cpu" else None
+
+    def service(self, side: str) -> QueueService:
+        """Not started."""
+        return QueueService(SIDES[side], self._warm_up, device=self._device, capacity=self.capacity)
+
     def run(self, side: str) -> QueueRun:
         return self.runs(_OURS)[1] if side == AGAIN else self.runs(_OURS if side == OURS else side)[0]
+
+
+class SidesAhead:
+    """The services of all sides of a queue, in the order in which they run. As many as there are cores for their
+    workers are started at a time, and wait then until it is their turn: most of a start is imports."""
+
+    def __init__(self, work: Workload) -> None:
+        self._work = work
+        self._waiting: list[tuple[QueueBench, str]] = []
+        self._ready: dict[tuple[str, str], QueueService] = {}
+        self._bytes_each = 0  # of the device, for a worker before it has a job
+
+    def add(self, bench: QueueBench, sides: Sequence[str]) -> None:
+        self._waiting += [(bench, side) for side in sides if SIDES[side].sharing != "streams"]
+
+    @contextmanager
+    def taken(self, bench: QueueBench, side: str) -> Iterator[QueueService]:
+        """It ends with the block."""
+        if (bench.name, side) not in self._ready:
+            self._start(bench, side)
+        with closing(self._ready.pop((bench.name, side))) as service:
+            yield service
+
+    def left_for(self, service: QueueService, capacity: int | None) -> int | None:
+        """Of what is free now; its workers have their part of the reserve already."""
+        return None if capacity is None else capacity + RESERVED - service.side.workers * self._bytes_each
+
+    def _start(self, bench: QueueBench, side: str) -> None:
+        chosen = [(bench, side)]
+        self._waiting = [each for each in self._waiting if each != (bench, side)]
+        while self._waiting and self._num_workers([*chosen, self._waiting[0]]) <= num_usable_cores():
+            chosen.append(self._waiting.pop(0))
+        services = {(each.name, name): each.service(name) for each, name in chosen}
+        self._work.once("jobs/queues/log", lambda: self._work.enter(log_to_stderr()))
+        free = _free_bytes()
+        try:
+            for service in services.values():
+                self._work.enter(closing(service))
+                service.start()
+            make_warm(list(services.values()))
+        except BaseException:
+            for service in services.values():
+                service.close()
+            raise
+        self._ready |= services
+        count = sum(service.side.workers for service in services.values() if service.side.is_warm)
+        self._bytes_each = max(free - _free_bytes(), 0) // max(count, 1)
+
+    def _num_workers(self, sides: Sequence[tuple[QueueBench, str]]) -> int:
+        return sum(SIDES[name].workers for _, name in sides if SIDES[name].is_warm)
+
+
+def _free_bytes() -> int:
+    return int(torch.cuda.mem_get_info()[0]) if torch.cuda.is_available() else 0
 
 
 def queues(work: Workload) -> Iterator[Case]:
@@ -125,15 +204,22 @@ def queues(work: Workload) -> Iterator[Case]:
     settings, is_full = settings_of(work), work.sizes is FULL
     for library in ("pyg", "gnnsys"):
         for queue in PUBLISHED_ORDERS if is_full else ("Mix",):
-            yield from _cases(QueueBench(work, library, queue, "published order", published(queue)), queue, settings)
-            for number, tasks in enumerate(random_orders(queue, settings.orders)):
-                bench = QueueBench(work, library, queue, f"random order {number}", tasks)
-                yield from _cases(bench, queue, settings)
+            ahead = SidesAhead(work)
+            orders = {PUBLISHED: published(queue)}
+            orders |= {
+                f"random order {number}": each for number, each in enumerate(random_orders(queue, settings.orders))
+            }
+            for order, tasks in orders.items():
+                bench = QueueBench(work, library, queue, order, tasks, ahead)
+                cases = list(_cases(bench, queue, settings))
+                chosen = {case.name.rpartition(" beside ")[2] for case in cases if work.selects(case.name)}
+                if chosen:
+                    ahead.add(bench, [_OURS, *(side for side in settings.sides if side in chosen - {_OURS})])
+                yield from cases
 
 
 def _cases(bench: QueueBench, queue: str, settings: JobsSettings) -> Iterator[Case]:
     others = [side for side in settings.sides if side != _OURS]
-    is_published = bench.name.endswith("published order")
 
     def sides(figure: str, side: str) -> dict[str, Side]:
         if bench.name.startswith("pyg/") and importlib.util.find_spec("torch_geometric") is None:
@@ -147,15 +233,15 @@ def _cases(bench: QueueBench, queue: str, settings: JobsSettings) -> Iterator[Ca
         is_foreign = side != AGAIN and not SIDES[side].uses_estimates  # such jobs may run out of memory
         found = {OURS: Side(lambda: told(OURS)), side: Side(lambda: told(side), foreign=is_foreign)}
         method = PAPER.get(side)
-        if method is not None and is_published and figure in TABLE_FIVE[method]._fields:
+        if method is not None and bench.is_published and figure in TABLE_FIVE[method]._fields:
             found[f"{side}, Table V"] = Side(lambda: 60 * getattr(TABLE_FIVE[method], figure)[queue])
         return found
 
     targets = {
         "makespan": {"warm": FASTER_THAN_WARM},
-        "completion": {"warm": SHORTER["published order" if is_published else "random order"], AGAIN: NEAR_ORACLE},
+        "completion": {"warm": SHORTER[PUBLISHED if bench.is_published else "random order"], AGAIN: NEAR_ORACLE},
     }
-    for side in (*others, AGAIN):
+    for side in (*others, *([AGAIN] if bench.is_published else [])):
         for figure, (unit, _) in _FIGURES.items():
             name = f"jobs/queues/{bench.name}, {figure} beside {side}"
             versus = Versus((side,), targets.get(figure, {}).get(side))

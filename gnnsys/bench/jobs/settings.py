@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from gnnsys.bench.jobs.queue_runs import QueueSide
 from gnnsys.bench.parse_settings import from_texts
 from gnnsys.bench.workload import FULL, Workload
+from gnnsys.planning.memory.fit import STEPS
 
 CHOSEN_WORKERS = 8
 SIDES = {
@@ -30,7 +31,7 @@ SIDES = {
 class JobsSettings:
     """`epochs` of every job of a queue, on all sides; `sides` of `jobs/queues` that are run, by their names in `SIDES`;
     `orders` random ones beside the published; of the sweep the number of jobs, and batches of each; `fit_steps` that
-    are run with each batch size to see whether it fits."""
+    are run with each batch size to see whether it fits: as many as `--fit` replays."""
 
     epochs: int = 50
     sides: tuple[str, ...] = tuple(SIDES)
@@ -38,7 +39,7 @@ class JobsSettings:
     jobs: int = 24
     batches: int = 200
     workers: int = CHOSEN_WORKERS
-    fit_steps: int = 100
+    fit_steps: int = STEPS
 
     def __post_init__(self) -> None:
         for side in self.sides:
