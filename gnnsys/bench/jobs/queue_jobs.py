@@ -71,6 +71,12 @@ def sweep_graph(nodes: int, edges: int, features: int, classes: int) -> Graph:
     return Graph({NODE: nodes}, {EDGE: CSC(indptr, indices, nodes)}, {NODE: {"x": rows, "y": labels}})
 
 
+def _batch_loss(model: torch.nn.Module, batch: Any) -> Tensor:
+    """Each layer for the nodes that the next one needs."""
+    out = model(batch.x, batch.edge_index, num_sampled_nodes=batch.num_sampled_nodes)
+    return F.cross_entropy(out[: batch.batch_size], batch.y[: batch.batch_size])
+
+
 def sweep_job(
     nodes: int,
     edges: int,
@@ -96,9 +102,7 @@ def sweep_job(
     return TrainingJob(
         model=model,
         optimizer=torch.optim.Adam(model.parameters(), lr=lr),
-        loss=lambda model, batch: F.cross_entropy(
-            model(batch.x, batch.edge_index)[: batch.batch_size], batch.y[: batch.batch_size]
-        ),
+        loss=_batch_loss,
         loader=loader,
         epochs=epochs,
     )

@@ -4,7 +4,7 @@ the sizes of Table IV, under every policy and without any.
 As in the paper 26 of 32 GB are for jobs (V-G.1); on a larger device another process holds the rest. Where the largest
 job needs more it is that much, and where the largest two need less it is a byte less than they do, so that memory is
 always scarce. Epochs are fewer than the paper's 200 and the same on all sides (`--set epochs=50`). Sides, which
-`--set sides=warm,lmcf` chooses from:
+`--set sides=warm,lmcf` chooses from, and for random orders `--set random_sides=warm`:
 
     cold         one after the other, a process per job: what a loop in a shell does
     warm         one after the other in a warm worker
@@ -214,12 +214,13 @@ def queues(work: Workload) -> Iterator[Case]:
                 cases = list(_cases(bench, queue, settings))
                 chosen = {case.name.rpartition(" beside ")[2] for case in cases if work.selects(case.name)}
                 if chosen:
-                    ahead.add(bench, [_OURS, *(side for side in settings.sides if side in chosen - {_OURS})])
+                    ahead.add(bench, [_OURS, *(side for side in SIDES if side in chosen - {_OURS})])
                 yield from cases
 
 
 def _cases(bench: QueueBench, queue: str, settings: JobsSettings) -> Iterator[Case]:
-    others = [side for side in settings.sides if side != _OURS]
+    chosen = settings.sides if bench.is_published else settings.random_sides
+    others = [side for side in chosen if side != _OURS]
 
     def sides(figure: str, side: str) -> dict[str, Side]:
         if bench.name.startswith("pyg/") and importlib.util.find_spec("torch_geometric") is None:
@@ -246,7 +247,7 @@ def _cases(bench: QueueBench, queue: str, settings: JobsSettings) -> Iterator[Ca
             name = f"jobs/queues/{bench.name}, {figure} beside {side}"
             versus = Versus((side,), targets.get(figure, {}).get(side))
             yield Case(name, value(unit), partial(sides, figure, side), (versus,), repeats=1)
-    if {"cold", "warm"} <= set(settings.sides):
+    if {"cold", "warm"} <= set(chosen):
         yield Case(
             f"jobs/queues/{bench.name}, warm beside cold",
             value("s"),

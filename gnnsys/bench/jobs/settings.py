@@ -30,21 +30,23 @@ SIDES = {
 @dataclass(frozen=True, kw_only=True)
 class JobsSettings:
     """`epochs` of every job of a queue, on all sides; `sides` of `jobs/queues` that are run, by their names in `SIDES`;
-    `orders` random ones beside the published; of the sweep the number of jobs, and batches of each; `fit_steps` that
-    are run with each batch size to see whether it fits: as many as `--fit` replays."""
+    `orders` random ones beside the published, on `random_sides`; of the sweep the number of jobs, and batches of each;
+    `fit_steps` that are run with each batch size to see whether it fits: as many as `--fit` replays."""
 
     epochs: int = 50
     sides: tuple[str, ...] = tuple(SIDES)
     orders: int = 1
+    random_sides: tuple[str, ...] = ("warm", "lmcf")
     jobs: int = 24
     batches: int = 200
     workers: int = CHOSEN_WORKERS
     fit_steps: int = STEPS
 
     def __post_init__(self) -> None:
-        for side in self.sides:
-            if side not in SIDES:
-                raise ValueError(f"sides={side}: choose of {', '.join(SIDES)}")
+        for name in ("sides", "random_sides"):
+            for side in getattr(self, name):
+                if side not in SIDES:
+                    raise ValueError(f"{name}={side}: choose of {', '.join(SIDES)}")
         if min(self.epochs, self.jobs, self.batches, self.workers, self.fit_steps) < 1 or self.orders < 0:
             raise ValueError("epochs, jobs, batches, workers and fit_steps must be at least 1, orders at least 0")
 

@@ -79,7 +79,8 @@ class SweepBench:
 
 
 def sweep(work: Workload) -> Iterator[Case]:
-    """Makespan, results that differ from those alone, memory of the device, and how soon a job is at its first step."""
+    """Makespan, how busy the device is, results that differ from those alone, its memory, and how soon a job is at its
+    first step."""
     bench = SweepBench(work)
     name = f"jobs/sweep/{len(bench.calls)} settings"
     yield Case(
@@ -94,6 +95,13 @@ def sweep(work: Workload) -> Iterator[Case]:
         value("s"),
         lambda: {side: Side(lambda side=side: bench.run(side).to_first_step) for side in (OURS, IN_TURN, COLD)},  # type: ignore[misc]
         (Versus((COLD,), SOONER), Versus((IN_TURN,))),
+        repeats=1,
+    )
+    yield Case(
+        f"{name}, device idle",
+        value("%"),
+        lambda: {side: Side(lambda side=side: 100.0 - bench.run(side).known_busy()) for side in (OURS, IN_TURN)},  # type: ignore[misc]
+        (Versus((IN_TURN,)),),
         repeats=1,
     )
     yield Case(
