@@ -13,6 +13,7 @@ import gnnsys
 from gnnsys.observe import format_size
 
 _CONTEXT_BYTES = 640 << 20  # of a process on a GPU, beside torch's allocator
+_CONTEXTS_SHARE = 0.05
 _PROBE_SECONDS = 120.0
 _STAND_IN = "h200"  # the kind that a profile is shipped of
 
@@ -81,6 +82,12 @@ class DeviceFacts:
                 f"{format_size(max(wanted, 0))}: give --capacity {max(self.num_bytes >> 30, 1)}G or less"
             )
         return wanted
+
+    def choose_workers(self, num_cores: int) -> int:
+        """How many jobs run at a time where nobody says: four on a GPU, if each has two cores and their contexts take
+        little of its memory; never less than two."""
+        most = 2 if self.device == "cpu" else 4
+        return max(2, min(most, num_cores // 2, int(_CONTEXTS_SHARE * self.num_bytes) // _CONTEXT_BYTES))
 
     def kind(self) -> tuple[str, str]:
         """By whose profile jobs are estimated, and what is to be said of that, if anything."""

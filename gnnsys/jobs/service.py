@@ -48,7 +48,8 @@ class JobService:
     """Owns a queue's folder from `start` to `close`, or as a `with` block.
 
     `device` is "cpu" or "cuda"; `capacity` in bytes or as "26G" is what jobs may take of it together (default: most of
-    it); `workers` is how many run at a time. `is_warm=False` starts a process per job. With `uses_estimates=False` jobs
+    it); `workers` is how many run at a time (`DeviceFacts.choose_workers`; two, where `policy` is another one than
+    the default). `is_warm=False` starts a process per job. With `uses_estimates=False` jobs
     start whatever they take. `policy` is a name of `find_policy`, or a function. Jobs that gain nothing by running
     together are parted, unless `is_judged=False`. Where workers are warm, what jobs ask `shared_graph` for is in memory
     once for all of them, unless `shares_graphs=False`. `device_sharing` is "mps", "slices" or "auto" (`start_sharing`);
@@ -57,9 +58,9 @@ class JobService:
 
     def __init__(
         self, folder: str | os.PathLike[str], *, device: str = "cpu", capacity: int | str | None = None,
-        workers: int = 2, policy: Policy | str = "continuous", is_warm: bool = True, threads: int | None = None,
-        uses_estimates: bool = True, sharing: SharingJudge | None = None, is_judged: bool = True,
-        shares_graphs: bool | None = None, device_sharing: str | None = None,
+        workers: int | None = None, policy: Policy | str = "continuous", is_warm: bool = True,
+        threads: int | None = None, uses_estimates: bool = True, sharing: SharingJudge | None = None,
+        is_judged: bool = True, shares_graphs: bool | None = None, device_sharing: str | None = None,
         on_stage: Callable[[str], None] = lambda stage: None,
     ) -> None:  # fmt: skip
         for name, value in (("workers", workers), ("threads", threads)):
@@ -69,7 +70,9 @@ class JobService:
             raise ValueError(f"device must be cpu or cuda, got {device!r}")
         self.folder, self.device = QueueFolder(folder), "cuda:0" if device == "cuda" else device
         wanted = None if capacity is None else parse_size(capacity)
-        facts = DeviceFacts.ask(self.device)
+        facts, cores = DeviceFacts.ask(self.device), len(os.sched_getaffinity(0))
+        if workers is None:
+            workers = facts.choose_workers(cores) if policy == "continuous" else 2
         self.room = Room(capacity=facts.choose_capacity(wanted, workers), workers=workers)
         kind, self._said = facts.kind() if uses_estimates else ("", "")
         self._watch = SharingWatch()
@@ -80,7 +83,7 @@ class JobService:
         else:
             chosen = find_policy(policy) if isinstance(policy, str) else policy
         self.folder.make_rooms()
-        cores, log = len(os.sched_getaffinity(0)), self.folder.path / "workers.log"
+        log = self.folder.path / "workers.log"
         self.pool = WorkerPool(workers, self.device, threads or max(1, cores // workers), log, is_warm)
         shares_graphs = is_warm if shares_graphs is None else shares_graphs
         self._queue = ServedQueue(

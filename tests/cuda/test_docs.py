@@ -22,6 +22,7 @@ def test_the_snippets_of_the_page_run_from_top_to_bottom(
     finally:
         close_sessions()
     assert ran.num_python >= 3
-    placed, *rates = capsys.readouterr().out.splitlines()
+    placed, *rates, left = capsys.readouterr().out.splitlines()
     assert placed.startswith("place=")
     assert len(rates) == 2 and all(0 < float(rate) < 1 for rate in rates)  # of the rows, some were cached
+    assert 0 < int(left.split()[0]) <= 8 << 30

@@ -39,6 +39,19 @@ def test_a_gpu_keeps_room_for_a_context_per_worker_and_gives_no_more_than_it_has
         T1000.choose_capacity(5 * GIB, 2)
 
 
+@pytest.mark.parametrize(
+    ("gigabytes", "num_cores", "wanted"), [(140, 16, 4), (140, 6, 3), (140, 1, 2), (40, 16, 3), (4, 16, 2)]
+)
+def test_four_run_at_a_time_on_a_gpu_that_has_cores_and_memory_for_them(gigabytes: int, num_cores: int, wanted: int):
+    assert DeviceFacts("cuda:0", gigabytes * GIB, "NVIDIA").choose_workers(num_cores) == wanted
+    assert DeviceFacts("cpu", 500 * GIB).choose_workers(64) == 2
+
+
+def test_who_serves_may_say_how_many_run_at_a_time(tmp_path: Path):
+    for more, wanted in [({}, 2), ({"policy": "bmc"}, 2), ({"workers": 3}, 3)]:
+        assert JobService(tmp_path / "queue", **more).room.workers == wanted
+
+
 def test_jobs_are_estimated_by_the_profile_of_their_gpu_or_by_another_one_and_that_is_said():
     assert DeviceFacts("cuda:0", 140 * GIB, "NVIDIA H200").kind() == ("h200", "")
     kind, said = T1000.kind()
