@@ -50,6 +50,7 @@ from gnnsys.planning.execution.trial import WayTrial
 from gnnsys.planning.execution.turn_clock import MeasuredTurn, TurnClock
 from gnnsys.planning.execution.way import CACHED, DEVICE, GIVEN, PINNED, Way
 from gnnsys.planning.memory import (
+    FIT_STEPS,
     ArgumentFit,
     DeviceComparison,
     DeviceProfile,
@@ -167,6 +168,7 @@ __all__ = [
     "BASELINES",
     "CACHED",
     "DEVICE",
+    "FIT_STEPS",
     "FLOWS",
     "GIVEN",
     "HOME_SHARE",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gnnsys.bench.jobs.queue_runs import QueueSide
 from gnnsys.bench.parse_settings import from_texts
 from gnnsys.bench.workload import FULL, Workload
-from gnnsys.planning.memory.fit import STEPS
+from gnnsys.planning import FIT_STEPS
 
 CHOSEN_WORKERS = 8
 SIDES = {
@@ -40,7 +40,7 @@ class JobsSettings:
     jobs: int = 24
     batches: int = 200
     workers: int = CHOSEN_WORKERS
-    fit_steps: int = STEPS
+    fit_steps: int = FIT_STEPS
 
     def __post_init__(self) -> None:
         for name in ("sides", "random_sides"):

@@ -20,7 +20,7 @@ from gnnsys.planning.memory.device_profile import (
     save_device_profile,
 )
 from gnnsys.planning.memory.estimate import JobMemory, MemoryShare, estimate_memory, format_bytes, watched_peak
-from gnnsys.planning.memory.fit import ArgumentFit, fit_argument
+from gnnsys.planning.memory.fit import FIT_STEPS, ArgumentFit, fit_argument
 from gnnsys.planning.memory.ledger import MemoryKind
 from gnnsys.planning.memory.probe import probe_memory, stated_memory
 from gnnsys.planning.memory.trace_ends import TraceEnds
@@ -29,6 +29,7 @@ from gnnsys.planning.memory.training_job import NoSuchJob, TrainingJob, WholeGra
 
 __all__ = [
     "DEVICES",
+    "FIT_STEPS",
     "AllocationDifference",
     "ArgumentFit",
     "DeviceComparison",

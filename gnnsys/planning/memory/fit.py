@@ -14,7 +14,7 @@ _START, _MOST = 64, 1 << 40
 _MOST_AT_ONCE = 16  # times as large, for the next value
 _NO_HOST_MEMORY = "can't allocate memory"
 DRAWN = 24  # batches of a sampling loader whose structure is drawn for each value
-STEPS = 300  # that are replayed for each
+FIT_STEPS = 300  # that are replayed for each
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def fit_argument(
         raise ValueError(f"most must be at least 1, got {most}")
 
     def estimate(value: int) -> _Tried:
-        traced = trace_job(function, {**given, argument: value}, target, num_steps, DRAWN, STEPS)
+        traced = trace_job(function, {**given, argument: value}, target, num_steps, DRAWN, FIT_STEPS)
         memory = traced.memory
         return _Tried(memory, traced.fits(limit), traced.many is None or memory.needed_bytes <= limit)
 

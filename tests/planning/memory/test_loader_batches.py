@@ -164,4 +164,4 @@ def test_a_batch_size_is_fitted_with_the_largest_batch_in_mind():
     found = fit_argument(job, "batch_size", {"place": "device", "batch_size": 1024}, DEVICE, capacity)
     assert found.memory.allocated_bytes + found.memory.more_bytes <= capacity
     too_large = {"place": "device", "batch_size": found.too_large}
-    assert not trace_job(job, too_large, DEVICE, 2, fit.DRAWN, fit.STEPS).fits(capacity)
+    assert not trace_job(job, too_large, DEVICE, 2, fit.DRAWN, fit.FIT_STEPS).fits(capacity)
