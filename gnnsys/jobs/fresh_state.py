@@ -165,19 +165,20 @@ class FreshState:
         """Not what a library makes of itself in a folder that is not the job's, as PyG writes modules into a cache."""
         if name in self._modules or module is None or self._libraries.get(name) is module:
             return False
-        place = _place(module)
-        if place is None or self._is_of_library(module):
+        is_part = self._is_part_of_library(name)
+        place = _place(module, is_asked=not is_part)
+        if place is None or place.startswith(self._stays):
             self._libraries[name] = module
             return False
-        whole = sys.modules.get(name.partition(".")[0])
-        if os.path.realpath(place).startswith(self._theirs) or not (_file(whole) and self._is_of_library(whole)):
+        if os.path.realpath(place).startswith(self._theirs) or not is_part:
             return True
         self._libraries[name] = module
         return False
 
-    def _is_of_library(self, module: Any) -> bool:
-        place = _place(module)
-        return place is not None and place.startswith(self._stays)
+    def _is_part_of_library(self, name: str) -> bool:
+        """Whether the package that it is in is installed. A folder without __init__.py may have parts of users."""
+        file = _path(_attribute(sys.modules.get(name.partition(".")[0]), "__file__"))
+        return file is not None and file.startswith(self._stays)
 
     def _reset_signals(self) -> None:
         """Without alarms that a job has set: one would end the next job."""
@@ -216,28 +217,41 @@ class FreshState:
             torch.cuda.reset_peak_memory_stats()
 
 
-def _file(module: Any) -> str | None:
-    found = _lies_in(module, "__file__")
-    return found if found is None or isinstance(found, str) else ""
+def _place(module: Any, is_asked: bool) -> str | None:
+    """Its file; of a folder without __init__.py the folder. None where it has neither, "" where these are no paths.
 
-
-def _place(module: Any) -> str | None:
-    """Its file; of a folder without __init__.py the folder."""
-    file = _file(module)
-    if file is not None:
-        return file
+    What lies in the module is looked at first. It is asked only then, and only if `is_asked`: a library's old name for
+    a part of it imports that part when it is asked for anything, for seconds; an object of a user in the place of a
+    module may have its file no other way.
+    """
+    found = _first_path(_attribute(module, "__file__"), _attribute(module, "__path__"))
+    if found or not is_asked:
+        return found or None
     try:
-        return next((str(path) for path in _lies_in(module, "__path__") or []), None)
+        return _first_path(getattr(module, "__file__", None), getattr(module, "__path__", None))
     except Exception:  # whatever a job has put there
         return ""
 
 
-def _lies_in(module: Any, name: str) -> Any:
-    """What is there without asking the module: one that imports when it is asked would do so now, for seconds."""
+def _attribute(module: Any, name: str) -> Any:
+    """What lies there, without asking the module."""
     try:
         return inspect.getattr_static(module, name, None)
-    except Exception:  # likewise
+    except Exception:  # whatever a job has put there
+        return None
+
+
+def _first_path(file: Any, folders: Any) -> str | None:
+    if file is not None:
+        return _path(file) or ""
+    try:
+        return next((_path(folder) or "" for folder in folders or ()), None)
+    except Exception:  # a property, or whatever a job has put there
         return ""
+
+
+def _path(found: Any) -> str | None:
+    return os.fspath(found) if isinstance(found, (str, os.PathLike)) else None
 
 
 def _collect() -> None:

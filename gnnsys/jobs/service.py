@@ -35,7 +35,7 @@ from gnnsys.jobs.shared_device import SharedDevice
 from gnnsys.jobs.sharing_hook import SharingJudge
 from gnnsys.jobs.worker_pool import WorkerPool
 from gnnsys.jobs.worker_process import WorkerProcess
-from gnnsys.observe import parse_size
+from gnnsys.observe import num_usable_cores, parse_size
 
 _log = logging.getLogger(__name__)
 _REFUSAL = "{folder} has a service already ({other}): end that one, or give this one another folder"
@@ -48,12 +48,13 @@ class JobService:
     """Owns a queue's folder from `start` to `close`, or as a `with` block.
 
     `device` is "cpu" or "cuda"; `capacity` in bytes or as "26G" is what jobs may take of it together (default: most of
-    it); `workers` is how many run at a time (`DeviceFacts.choose_workers`; two, where `policy` is another one than
-    the default). `is_warm=False` starts a process per job. With `uses_estimates=False` jobs
-    start whatever they take. `policy` is a name of `find_policy`, or a function. Jobs that gain nothing by running
-    together are parted, unless `is_judged=False`. Where workers are warm, what jobs ask `shared_graph` for is in memory
-    once for all of them, unless `shares_graphs=False`. `device_sharing` is "mps", "slices" or "auto" (`start_sharing`);
-    None leaves it to who started this process. `on_stage(name)` is called at each of `served_queue.STAGES`.
+    it). `workers` is how many run at a time; where it is not given `DeviceFacts.choose_workers` says it, and with
+    another policy than the default or without estimates it is two. `is_warm=False` starts a process per job. With
+    `uses_estimates=False` jobs start whatever they take. `policy` is a name of `find_policy`, or a function. Jobs that
+    gain nothing by running together are parted, unless `is_judged=False`. Where workers are warm, what jobs ask
+    `shared_graph` for is in memory once for all of them, unless `shares_graphs=False`. `device_sharing` is "mps",
+    "slices" or "auto" (`start_sharing`); None leaves it to who started this process. `on_stage(name)` is called at each
+    of `served_queue.STAGES`.
     """
 
     def __init__(
@@ -70,9 +71,9 @@ class JobService:
             raise ValueError(f"device must be cpu or cuda, got {device!r}")
         self.folder, self.device = QueueFolder(folder), "cuda:0" if device == "cuda" else device
         wanted = None if capacity is None else parse_size(capacity)
-        facts, cores = DeviceFacts.ask(self.device), len(os.sched_getaffinity(0))
+        facts, cores = DeviceFacts.ask(self.device), num_usable_cores()
         if workers is None:
-            workers = facts.choose_workers(cores) if policy == "continuous" else 2
+            workers = facts.choose_workers(cores) if policy == "continuous" and uses_estimates else 2
         self.room = Room(capacity=facts.choose_capacity(wanted, workers), workers=workers)
         kind, self._said = facts.kind() if uses_estimates else ("", "")
         self._watch = SharingWatch()

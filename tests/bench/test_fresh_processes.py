@@ -73,26 +73,34 @@ def never_ends() -> None:
 @pytest.mark.long
 def test_pyg_is_imported_before_where_it_leaves_the_device_alone(monkeypatch):
     pytest.importorskip("torch_geometric")
-    assert fresh_processes.imported_before.__wrapped__()[-1] == "torch_geometric.nn"
+    assert fresh_processes.start_forking()[-1] == "torch_geometric.nn"
     assert call_in_fresh_process(is_imported, "torch_geometric.nn")
+    assert "GNNSYS_IMPORTS" not in os.environ, "other processes have nothing of it to import"
     monkeypatch.setattr(fresh_processes, "_TRIAL", "no_module_of_that_name")
-    assert fresh_processes.imported_before.__wrapped__() == []
+    assert fresh_processes.start_forking.__wrapped__() == []
 
 
+PACKAGE = {
+    "whole/__init__.py": "import early, whole.late.part, helper, {touching}\nimport wave\n",
+    "whole/late/__init__.py": "",
+    "whole/late/part.py": "",
+    "early.py": "import colorsys\n",
+    "helper.py": "import whole\n",  # alone it imports all of that
+    "touching.py": "import chunk_of_it\n{opens}",
+    "quiet.py": "import importlib; importlib.import_module('touching')\n",  # no import statement
+    "chunk_of_it.py": "",
+}
+
+
+@pytest.mark.parametrize("how", ["touching", "quiet"])
 @pytest.mark.parametrize("touches", [True, False])
-def test_what_is_imported_before_the_device_is_touched_may_be_imported_before(tmp_path: Path, touches: bool):
+def test_what_is_imported_before_the_device_is_touched_may_be_imported_before(tmp_path: Path, touches: bool, how: str):
     """Not what touches it, and not what was only begun then."""
-    whole = tmp_path / "whole"
-    for folder in (whole, whole / "late"):
-        folder.mkdir()
-        (folder / "__init__.py").write_text("")
-    (whole / "__init__.py").write_text("import early, whole.late.part, touching, wave\n")
-    (whole / "late" / "part.py").write_text("")
-    (tmp_path / "early.py").write_text("import colorsys\n")
     (tmp_path / DEVICE_FILE).write_text("")
     opens = f"opened = open({str(tmp_path / DEVICE_FILE)!r})\n" if touches else ""
-    (tmp_path / "touching.py").write_text(f"import chunk_of_it\n{opens}")
-    (tmp_path / "chunk_of_it.py").write_text("")
+    for name, text in PACKAGE.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text.format(opens=opens, touching=how))
     said = run_code(
         "import json, sys; from gnnsys.bench.jobs.imports_off_device import import_off_device\n"
         "sys.path.insert(0, sys.argv[1])\n"
@@ -105,6 +113,14 @@ def test_what_is_imported_before_the_device_is_touched_may_be_imported_before(tm
     assert own & set(found) == (set() if touches else own)
     if not touches:
         assert found[-1] == "whole"
+    (tmp_path / "listed.json").write_text(json.dumps(found))
+    again = run_code(
+        "import sys; from gnnsys.bench.jobs.imports_off_device import main\n"
+        "sys.path.insert(0, sys.argv[1])\n"
+        "main(['--listed', sys.argv[1] + '/listed.json'])",
+        tmp_path,
+    )
+    assert json.loads(again.stdout.splitlines()[-1]) == ([] if touches else found), "helper imports all of it"
 
 
 def test_who_asks_for_more_than_is_left_waits_and_who_asks_for_too_much_is_told():

@@ -10,8 +10,16 @@ import pytest
 from gnnsys.bench.case import OURS
 from gnnsys.bench.jobs import queue_jobs, stream_runs
 from gnnsys.bench.jobs.cognn_queues import PUBLISHED_ORDERS, published
-from gnnsys.bench.jobs.queue_runs import QueuedCall, QueueEstimators, QueueRun, run_queue
-from gnnsys.bench.jobs.queues import AGAIN, QueueBench, calls_of, capacity_for, queues
+from gnnsys.bench.jobs.queue_runs import (
+    QueuedCall,
+    QueueEstimators,
+    QueueRun,
+    QueueService,
+    QueueSide,
+    make_warm,
+    run_queue,
+)
+from gnnsys.bench.jobs.queues import AGAIN, QueueBench, SidesAhead, calls_of, capacity_for, queues
 from gnnsys.bench.jobs.settings import SIDES, settings_of
 from gnnsys.bench.jobs.stream_runs import run_streams
 from gnnsys.bench.jobs.sweep import SMALL, SweepBench, sweep, sweep_calls
@@ -109,6 +117,49 @@ def test_a_queue_runs_to_its_end_twice_and_the_second_time_lengths_are_known():
     for run in (first.check(), again.check()):
         assert len(run.times) == len(calls) and 0 < run.queueing < run.completion <= run.makespan
     assert [job.result["loss"] for job in first.times] == [job.result["loss"] for job in again.times]
+
+
+@pytest.mark.long
+def test_sides_begin_together_and_one_that_cannot_begin_keeps_no_other_from_it(monkeypatch):
+    monkeypatch.setitem(SIDES, "broken", QueueSide(policy="no policy"))
+    monkeypatch.setattr("gnnsys.bench.jobs.queues.num_usable_cores", lambda: 5)
+    with Workload(QUICK) as work:
+        ahead = SidesAhead(work)
+        bench = QueueBench(work, "gnnsys", "Mix", "published order", published("Mix"), ahead)
+        ahead.add(bench, ["continuous2", "broken", "cold", "warm", "lmcf"])
+        with ahead.taken(bench, "continuous2") as ready:
+            assert sorted(side for _, side in ahead._ready) == ["cold", "warm"], "lmcf would be the sixth worker"
+            assert {side: each.held for (_, side), each in ahead._ready.items()}["cold"] == 0
+            warmed = ready.service._queue.list()
+            assert [str(job.state) for job in warmed] == ["done"] * 2
+            assert len(ready.service._service.pool.idle) == 2, "both wait for a job, and each was given one"
+        for _ in range(2):
+            with pytest.raises(ValueError, match="no policy"), ahead.taken(bench, "broken"):
+                pass
+        with ahead.taken(bench, "cold") as cold:
+            [run] = [cold.service.run(bench._calls[:1])]
+        assert len(run.check().times) == 1
+
+
+@pytest.mark.long
+def test_a_side_whose_workers_cannot_be_made_warm_has_failed():
+    call = QueuedCall(target=f"{__name__}:fails", arguments={})
+    with QueueService(SIDES["warm"], call, device="cpu", capacity=None) as service:
+        [error] = make_warm([service]).values()
+    assert "it was asked to" in str(error)
+
+
+def fails(device: str = "cpu"):
+    raise ValueError("it was asked to")
+
+
+def test_only_sides_that_a_selected_case_needs_are_begun():
+    name = "jobs/queues/gnnsys/Mix, published order, warm beside cold"
+    begun = []
+    with Workload(QUICK, selects=lambda case: case == name) as work, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SidesAhead, "add", lambda self, bench, sides: begun.append((bench.name, sides)))
+        list(queues(work))
+    assert [sides for bench, sides in begun if bench == "gnnsys/Mix, published order"] == [["cold", "warm"]]
 
 
 @pytest.mark.long

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gnnsys.jobs import JobService, Queue
+from gnnsys.jobs import JobService, Queue, service
 from gnnsys.jobs.device_facts import DeviceFacts
 from gnnsys.planning import DeviceProfile, save_device_profile
 from tests.jobs.queue_jobs import FOLDER, NAME
@@ -47,8 +47,14 @@ def test_four_run_at_a_time_on_a_gpu_that_has_cores_and_memory_for_them(gigabyte
     assert DeviceFacts("cpu", 500 * GIB).choose_workers(64) == 2
 
 
-def test_who_serves_may_say_how_many_run_at_a_time(tmp_path: Path):
-    for more, wanted in [({}, 2), ({"policy": "bmc"}, 2), ({"workers": 3}, 3)]:
+def test_who_serves_may_say_how_many_run_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(service, "num_usable_cores", lambda: 16)
+    large = DeviceFacts("cuda:0", 140 * GIB, "NVIDIA H200")
+    monkeypatch.setattr(DeviceFacts, "ask", lambda device: large if device != "cpu" else DeviceFacts("cpu", 64 * GIB))
+    for more, wanted in [
+        ({}, 2), ({"policy": "bmc"}, 2), ({"workers": 3}, 3), ({"device": "cuda"}, 4),
+        ({"device": "cuda", "policy": "bmc"}, 2), ({"device": "cuda", "uses_estimates": False}, 2),
+    ]:  # fmt: skip
         assert JobService(tmp_path / "queue", **more).room.workers == wanted
 
 

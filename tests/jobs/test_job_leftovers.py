@@ -214,10 +214,10 @@ def test_graphs_are_released_when_the_jobs_modules_are_gone_and_before_memory_is
     assert "[(False, torch.float64)] torch.float32" in said.stdout
 
 
-def test_a_module_that_imports_when_it_is_asked_is_not_asked(tmp_path: Path):
+def test_a_part_of_a_library_that_imports_when_it_is_asked_is_not_asked(tmp_path: Path):
     """A library's old name for a part that nobody has used yet: what it would import takes longer than many a job."""
     said = run_code(
-        "import sys, types; from gnnsys.jobs.fresh_state import FreshState\n"
+        "import pytest, sys, types; from gnnsys.jobs.fresh_state import FreshState\n"
         "asked = []\n"
         "class OldName(types.ModuleType):\n"
         "    def __getattr__(self, name):\n"
@@ -225,12 +225,55 @@ def test_a_module_that_imports_when_it_is_asked_is_not_asked(tmp_path: Path):
         "        raise AttributeError(name)\n"
         "state = FreshState(1)\n"
         "state.enter(sys.argv[1])\n"
-        "sys.modules['wave.old'] = OldName('wave.old')\n"
+        "sys.modules['pytest.old'] = OldName('pytest.old')\n"
         "state.restore()\n"
-        "print(asked, 'wave.old' in sys.modules, flush=True)",
+        "print(asked, 'pytest.old' in sys.modules, flush=True)",
         tmp_path,
     )
     assert "[] True" in said.stdout
+
+
+FORWARDS = """
+import sys, types
+class Forwards({base}):
+    def __init__(self, inner, *args):
+        super().__init__(*args)
+        self.__dict__["inner"] = inner
+    def __getattr__(self, name):
+        return getattr(self.__dict__["inner"], name)
+sys.modules[__name__] = Forwards(sys.modules[__name__]{name})
+"""
+LIBRARY = """
+import json, pathlib, sys
+path = json.__file__
+class Slot:
+    __slots__ = ("__file__",)
+class Property:
+    __file__ = property(lambda self: path)
+slot = Slot()
+slot.__file__ = path
+plain = type(sys)("plain_path")
+plain.__file__ = pathlib.Path(path)
+sys.modules |= {"with_slot": slot, "with_property": Property(), "plain_path": plain}
+"""
+
+
+def test_modules_of_users_go_and_libraries_stay_however_they_tell_their_file(tmp_path: Path):
+    (tmp_path / "wraps.py").write_text(FORWARDS.format(base="object", name=""))
+    (tmp_path / "wraps_as_module.py").write_text(FORWARDS.format(base="types.ModuleType", name=", __name__"))
+    (tmp_path / "own.py").write_text(LIBRARY)
+    said = run_code(
+        "import sys; from gnnsys.jobs.fresh_state import FreshState\n"
+        "state = FreshState(1)\n"
+        "state.enter(sys.argv[1])\n"
+        "import own, wraps, wraps_as_module\n"
+        "sys.modules['no path'] = type('X', (), {'__file__': 5})()\n"
+        "state.restore()\n"
+        "names = ['own', 'wraps', 'wraps_as_module', 'no path', 'with_slot', 'with_property', 'plain_path']\n"
+        "print([name for name in names if name in sys.modules], flush=True)",
+        tmp_path,
+    )
+    assert "['with_slot', 'with_property', 'plain_path']" in said.stdout, said
 
 
 def test_what_a_script_has_sent_into_a_session_of_its_own_ends_with_it(queue: Queue, tmp_path: Path):

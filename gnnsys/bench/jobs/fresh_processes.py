@@ -2,12 +2,13 @@
 
 What torch reserves depends on what a process had before: so each job is measured in one of its own. They are forked
 from a process that has imported torch and has not touched the device. torch-geometric takes long to import too, but it
-imports what else it finds installed, and some of that makes the device unusable in forks: what does is tried.
+imports what else it finds installed, and some of that makes the device unusable in forks: that is tried, and left out.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import importlib.util
 import json
@@ -18,14 +19,13 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from multiprocessing import get_context
+from multiprocessing import forkserver, get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, TypeVar
 
 from gnnsys.bench.case import NotHere
-from gnnsys.bench.jobs.import_listed import LIST
 
 T = TypeVar("T")
 MOST_AT_ONCE = 12
@@ -33,7 +33,7 @@ _IMPORTED = ["gnnsys.bench.jobs.estimates", "gnnsys.bench.jobs.import_listed"]
 _PYG = "torch_geometric.nn"
 _SECONDS, _END_SECONDS = 300.0, 10.0
 _LOOKS_ONLY = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}  # so torch says whether there is a device without touching it
-_TRIAL = "gnnsys.bench.jobs.imports_off_device"
+_TRIAL, _LIST = "gnnsys.bench.jobs.imports_off_device", "GNNSYS_IMPORTS"
 
 
 class DeviceRoom:
@@ -62,14 +62,13 @@ class FreshProcesses:
     """Calls functions in processes, in as many threads as ask for it, until `end`."""
 
     def __init__(self) -> None:
-        imported_before()  # once, and not by each thread
+        start_forking()  # once, and not by each thread
         self._lock, self._running, self._has_ended = threading.Lock(), set[BaseProcess](), False
 
     def call(self, function: Callable[..., T], *args: Any) -> T:
         """What `function` returns, or the error that it raises; RuntimeError where its process ends without a word."""
         context = get_context("forkserver")
-        imported_before()
-        context.set_forkserver_preload(_IMPORTED)
+        start_forking()
         answers, there = context.Pipe(duplex=False)
         process = context.Process(target=_call, args=(there, function, args), daemon=True)
         with self._lock:
@@ -107,19 +106,37 @@ def call_in_fresh_process(function: Callable[..., T], *args: Any) -> T:
 
 
 @functools.cache
-def imported_before() -> list[str]:
-    """What processes are forked with, beside this package: of PyG all that leaves the device alone."""
+def start_forking() -> list[str]:
+    """Starts the process that others are forked from, and lists what that imports beside this package: of PyG whatever
+    does not touch the device."""
     os.environ.update(_LOOKS_ONLY)  # the process that is forked from has what this one has
     names: list[str] = []
-    if importlib.util.find_spec("torch_geometric") is not None:
-        tried = subprocess.run([sys.executable, "-m", _TRIAL, _PYG], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        names = json.loads(tried.stdout.splitlines()[-1]) if tried.returncode == 0 else []
     descriptor, file_name = tempfile.mkstemp(prefix="gnnsys-imports-", suffix=".json")
-    with os.fdopen(descriptor, "w") as file:
-        json.dump(names, file)
-    os.environ[LIST] = file_name
     atexit.register(Path(file_name).unlink, missing_ok=True)
+    if importlib.util.find_spec("torch_geometric") is not None:
+        names = _names_told(_PYG)
+        if names and names[-1] != _PYG:
+            Path(file_name).write_text(json.dumps(names))
+            names = _names_told("--listed", file_name)
+    with os.fdopen(descriptor, "w") as file:
+        file.truncate()
+        json.dump(names, file)
+    os.environ[_LIST] = file_name
+    try:
+        forkserver.set_forkserver_preload(_IMPORTED)
+        forkserver.ensure_running()
+    finally:
+        del os.environ[_LIST]  # no other process is to import them
     return names
+
+
+def _names_told(*words: str) -> list[str]:
+    """What `imports_off_device` prints; nothing where it does not come to its end."""
+    command = [sys.executable, "-m", _TRIAL, *words]
+    with contextlib.suppress(subprocess.SubprocessError, ValueError, IndexError):
+        tried = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=_SECONDS, check=True)
+        return [str(name) for name in json.loads(tried.stdout.splitlines()[-1])]
+    return []
 
 
 def _call(answer: Connection, function: Callable[..., Any], args: tuple[Any, ...]) -> None:

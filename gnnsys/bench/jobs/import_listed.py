@@ -1,5 +1,5 @@
-"""Imports what the JSON file in GNNSYS_IMPORTS lists. It is what `multiprocessing` is told that its forks are to have
-imported: names are given to it in a command line, and these may be thousands."""
+"""Imported by the process that others are forked from, and by nobody else: it imports what `fresh_processes` has listed
+in a file. `multiprocessing` takes names of modules too, but in a command line, and these may be thousands."""
 
 import contextlib
 import importlib
@@ -7,9 +7,11 @@ import json
 import os
 from pathlib import Path
 
-LIST = "GNNSYS_IMPORTS"
-
-if LIST in os.environ:
-    for _name in json.loads(Path(os.environ[LIST]).read_text()):
+_file = os.environ.pop("GNNSYS_IMPORTS", None)
+if _file is not None:
+    _names = []
+    with contextlib.suppress(OSError, ValueError):  # whoever has listed them has ended
+        _names = json.loads(Path(_file).read_text())
+    for _name in _names:
         with contextlib.suppress(Exception):  # of a name that a library has given to a part of itself
             importlib.import_module(_name)

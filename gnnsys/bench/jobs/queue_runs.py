@@ -12,7 +12,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
@@ -217,14 +217,21 @@ class QueueService:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def submit_warm_up(self) -> None:
-        """A job for each worker."""
-        _submit(self._queue, [self._warm_up] * self.side.workers)
-
     def turn(self) -> bool:
-        """Goes on with what was submitted. Whether nothing is left of it."""
+        """Goes on with what was submitted. Whether nothing is left of it, and every worker waits for a job."""
         self._service.turn(_TURN_SECONDS)
-        return self._service.is_empty
+        pool = self._service.pool
+        return self._service.is_empty and len(pool.idle) >= (pool.count if self.side.is_warm else 0)
+
+    def submit_warm_up(self) -> None:
+        """A job for each worker, all of which wait."""
+        self._warming = _submit(self._queue, [self._warm_up] * self.side.workers)
+
+    def check_warm(self) -> None:
+        """RuntimeError where a worker has not run its job."""
+        for job in map(self._queue.show, self._warming):
+            if str(job.state) != "done":
+                raise RuntimeError(f"the job that makes a worker warm is {job.state}: {job.error}")
 
     def run(self, calls: Sequence[QueuedCall]) -> QueueRun:
         with DeviceWatch() as watch:
@@ -234,19 +241,36 @@ class QueueService:
             return QueueRun(run.times, watch.busy(run.start, run.end), watch.most_used(run.start, run.end))
 
 
-def make_warm(services: Sequence[QueueService]) -> None:
-    """Until every worker of these has run a job, all at the same time: two rounds, for who is ready first may take two
-    jobs of the first."""
-    begun, warm = time.monotonic(), [service for service in services if service.side.is_warm]
-    for _ in range(2):
-        for service in warm:
-            service.submit_warm_up()
-        left = warm
-        while left := [service for service in left if not service.turn()]:
+def make_warm(services: Sequence[QueueService]) -> dict[QueueService, Exception]:
+    """Until every worker of these has run a job, all at the same time; the errors of those with which that failed."""
+    begun, errors = time.monotonic(), dict[QueueService, Exception]()
+    warm = [service for service in services if service.side.is_warm]
+
+    def each(do: Callable[[QueueService], object], over: Sequence[QueueService]) -> list[QueueService]:
+        """Those for which `do` returned nothing."""
+        left = []
+        for service in over:
+            try:
+                if not do(service):
+                    left.append(service)
+            except Exception as error:
+                errors[service] = error
+        return left
+
+    def wait(left: list[QueueService]) -> None:
+        while left := each(QueueService.turn, left):
             if time.monotonic() - begun > RUN_SECONDS:
-                raise TimeoutError(f"workers are not warm after {RUN_SECONDS:g} s")
-    count = sum(service.side.workers for service in warm)
-    print(f"workers ({count}) are warm after {time.monotonic() - begun:.1f} s", file=sys.stderr, flush=True)
+                late = TimeoutError(f"workers are not warm after {RUN_SECONDS:g} s")
+                errors.update(dict.fromkeys(left, late))
+                return
+
+    wait(warm)
+    warm = each(QueueService.submit_warm_up, [service for service in warm if service not in errors])
+    wait(warm)
+    warm = each(QueueService.check_warm, [service for service in warm if service not in errors])
+    if count := sum(service.side.workers for service in warm):
+        print(f"workers ({count}) are warm after {time.monotonic() - begun:.1f} s", file=sys.stderr, flush=True)
+    return errors
 
 
 def run_queue(
@@ -259,7 +283,8 @@ def run_queue(
 ) -> list[QueueRun]:
     """Runs queues one after the other in one service: what it learns of the first it knows in the second."""
     with log_to_stderr(), QueueService(side, warm_up, device=device, capacity=capacity) as service:
-        make_warm([service])
+        for error in make_warm([service]).values():
+            raise error
         return [service.run(calls) for calls in queues]
 
 
@@ -272,11 +297,15 @@ def _submit(queue: Queue, calls: Sequence[QueuedCall]) -> list[int]:
     ]
 
 
+class _ToStderr(logging.StreamHandler[Any]):
+    pass
+
+
 @contextmanager
 def log_to_stderr() -> Iterator[None]:
     """What services say, such as that there is no MPS here. Once, where blocks are in each other."""
-    log, handler = logging.getLogger("gnnsys.jobs"), logging.StreamHandler()
-    if log.handlers:
+    log, handler = logging.getLogger("gnnsys.jobs"), _ToStderr()
+    if any(isinstance(each, _ToStderr) for each in log.handlers):
         yield
         return
     level = log.level

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
@@ -119,8 +120,8 @@ class QueueBench:
             with only_left(None if self.capacity is None else self.capacity + RESERVED):
                 runs = [run_streams(queues[0], self._warm_up, SIDES[side].workers, self._device)]
         else:
-            with self._ahead.taken(self, side) as service, only_left(self._ahead.left_for(service, self.capacity)):
-                runs = [service.run(calls) for calls in queues]
+            with self._ahead.taken(self, side) as ready, only_left(ready.left_for(self.capacity)):
+                runs = [ready.service.run(calls) for calls in queues]
         for run, again in zip(runs, ("", ", again"), strict=False):
             told = f"makespan {run.makespan:.2f} s, completion {run.completion:.2f} s, queueing {run.queueing:.2f} s"
             print(f"{self.name}, {side}{again}: {told}", file=sys.stderr, flush=True)
@@ -152,47 +153,63 @@ class SidesAhead:
     def __init__(self, work: Workload) -> None:
         self._work = work
         self._waiting: list[tuple[QueueBench, str]] = []
-        self._ready: dict[tuple[str, str], QueueService] = {}
-        self._bytes_each = 0  # of the device, for a worker before it has a job
+        self._ready: dict[tuple[str, str], _ReadySide] = {}
+        self._failed: dict[tuple[str, str], Exception] = {}
 
     def add(self, bench: QueueBench, sides: Sequence[str]) -> None:
         self._waiting += [(bench, side) for side in sides if SIDES[side].sharing != "streams"]
 
     @contextmanager
-    def taken(self, bench: QueueBench, side: str) -> Iterator[QueueService]:
-        """It ends with the block."""
-        if (bench.name, side) not in self._ready:
+    def taken(self, bench: QueueBench, side: str) -> Iterator[_ReadySide]:
+        """It ends with the block. What kept it from starting is raised here, and no other side knows of it."""
+        key = bench.name, side
+        if key not in self._ready and key not in self._failed:
             self._start(bench, side)
-        with closing(self._ready.pop((bench.name, side))) as service:
-            yield service
-
-    def left_for(self, service: QueueService, capacity: int | None) -> int | None:
-        """Of what is free now; its workers have their part of the reserve already."""
-        return None if capacity is None else capacity + RESERVED - service.side.workers * self._bytes_each
+        if key in self._failed:
+            raise self._failed[key]
+        ready = self._ready.pop(key)
+        with closing(ready.service):
+            yield ready
 
     def _start(self, bench: QueueBench, side: str) -> None:
         chosen = [(bench, side)]
         self._waiting = [each for each in self._waiting if each != (bench, side)]
         while self._waiting and self._num_workers([*chosen, self._waiting[0]]) <= num_usable_cores():
             chosen.append(self._waiting.pop(0))
-        services = {(each.name, name): each.service(name) for each, name in chosen}
         self._work.once("jobs/queues/log", lambda: self._work.enter(log_to_stderr()))
+        services = {(each.name, name): each.service(name) for each, name in chosen}
+        for service in services.values():
+            self._work.enter(closing(service))
         free = _free_bytes()
-        try:
-            for service in services.values():
-                self._work.enter(closing(service))
+        for key, service in services.items():
+            try:
                 service.start()
-            make_warm(list(services.values()))
-        except BaseException:
-            for service in services.values():
-                service.close()
-            raise
-        self._ready |= services
+            except Exception as error:
+                self._failed[key] = error
+        errors = make_warm([service for key, service in services.items() if key not in self._failed])
+        self._failed |= {key: errors[service] for key, service in services.items() if service in errors}
         count = sum(service.side.workers for service in services.values() if service.side.is_warm)
-        self._bytes_each = max(free - _free_bytes(), 0) // max(count, 1)
+        each_bytes = max(free - _free_bytes(), 0) // max(count, 1)
+        for key, service in services.items():
+            if key in self._failed:
+                service.close()
+            else:
+                held = service.side.workers * each_bytes if service.side.is_warm else 0
+                self._ready[key] = _ReadySide(service, held)
 
     def _num_workers(self, sides: Sequence[tuple[QueueBench, str]]) -> int:
         return sum(SIDES[name].workers for _, name in sides if SIDES[name].is_warm)
+
+
+class _ReadySide(NamedTuple):
+    """`held` bytes of the device are its workers' before they have a job: about, for several sides began together."""
+
+    service: QueueService
+    held: int
+
+    def left_for(self, capacity: int | None) -> int | None:
+        """Of what is free now; its workers have their part of the reserve already."""
+        return None if capacity is None else capacity + RESERVED - self.held
 
 
 def _free_bytes() -> int:
@@ -212,13 +229,15 @@ def queues(work: Workload) -> Iterator[Case]:
             for order, tasks in orders.items():
                 bench = QueueBench(work, library, queue, order, tasks, ahead)
                 cases = list(_cases(bench, queue, settings))
-                chosen = {case.name.rpartition(" beside ")[2] for case in cases if work.selects(case.name)}
-                if chosen:
-                    ahead.add(bench, [_OURS, *(side for side in SIDES if side in chosen - {_OURS})])
-                yield from cases
+                wanted = {side for case, sides in cases if work.selects(case.name) for side in sides}
+                ahead.add(
+                    bench, [side for side in (_OURS, *(each for each in SIDES if each != _OURS)) if side in wanted]
+                )
+                yield from (case for case, _ in cases)
 
 
-def _cases(bench: QueueBench, queue: str, settings: JobsSettings) -> Iterator[Case]:
+def _cases(bench: QueueBench, queue: str, settings: JobsSettings) -> Iterator[tuple[Case, tuple[str, ...]]]:
+    """Each with the sides that run for it."""
     chosen = settings.sides if bench.is_published else settings.random_sides
     others = [side for side in chosen if side != _OURS]
 
@@ -246,9 +265,10 @@ def _cases(bench: QueueBench, queue: str, settings: JobsSettings) -> Iterator[Ca
         for figure, (unit, _) in _FIGURES.items():
             name = f"jobs/queues/{bench.name}, {figure} beside {side}"
             versus = Versus((side,), targets.get(figure, {}).get(side))
-            yield Case(name, value(unit), partial(sides, figure, side), (versus,), repeats=1)
+            run = (_OURS,) if side == AGAIN else (_OURS, side)
+            yield Case(name, value(unit), partial(sides, figure, side), (versus,), repeats=1), run
     if {"cold", "warm"} <= set(chosen):
-        yield Case(
+        case = Case(
             f"jobs/queues/{bench.name}, warm beside cold",
             value("s"),
             lambda: {side: Side(lambda side=side: bench.run(side).check().makespan) for side in ("warm", "cold")},  # type: ignore[misc]
@@ -256,13 +276,15 @@ def _cases(bench: QueueBench, queue: str, settings: JobsSettings) -> Iterator[Ca
             ours="warm",
             repeats=1,
         )
-    yield Case(
+        yield case, ("warm", "cold")
+    case = Case(
         f"jobs/queues/{bench.name}, estimating",
         value("s"),
         lambda: {OURS: Side(lambda: bench.estimates().seconds), "a makespan": Side(lambda: bench.run(OURS).makespan)},
         (Versus(("a makespan",)),),
         repeats=1,
     )
+    yield case, (_OURS,)
 
 
 BENCHMARKS: list[Benchmark] = [queues]

@@ -86,7 +86,7 @@ def _add_job_options(parser: argparse.ArgumentParser) -> None:
 def _add_serve_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", help="cpu or cuda (default: cuda where there is a GPU)")
     parser.add_argument("--capacity", metavar="SIZE", help="26G: what jobs may take together (default: most of it)")
-    parser.add_argument("--workers", type=int, metavar="N", help="jobs at a time (default: up to 4 on a GPU, else 2)")
+    parser.add_argument("--workers", type=int, metavar="N", help="jobs at a time (default: 2 to 4 on a GPU, else 2)")
     parser.add_argument("--threads", type=int, metavar="N", help="of each worker (default: its share of the cores)")
     parser.add_argument("--sharing", default="auto", help="of a GPU: mps, slices, or auto, which is MPS if possible")
     parser.add_argument("--policy", default="continuous", help="continuous, fifo, lmcf, bmc or base (%(default)s)")
