@@ -230,9 +230,7 @@ def queues(work: Workload) -> Iterator[Case]:
                 bench = QueueBench(work, library, queue, order, tasks, ahead)
                 cases = list(_cases(bench, queue, settings))
                 wanted = {side for case, sides in cases if work.selects(case.name) for side in sides}
-                ahead.add(
-                    bench, [side for side in (_OURS, *(each for each in SIDES if each != _OURS)) if side in wanted]
-                )
+                ahead.add(bench, [side for side in dict.fromkeys((_OURS, *SIDES)) if side in wanted])
                 yield from (case for case, _ in cases)
 
 
