@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -32,6 +33,7 @@ def rows(num_rows: int, *shape: int, dtype: torch.dtype, seed: int) -> Tensor:
     return values.to(dtype)
 
 
+@cache
 def make_digests() -> dict[str, str]:
     """One hash per op, of all widths and dtypes."""
     short, long = random_csc(60, 40, 900), random_csc(50, 3, 2000)
