@@ -59,8 +59,10 @@ INSIDE = {  # what an operator holds that no other sees
 
 @pytest.mark.parametrize("call", INSIDE.values(), ids=INSIDE.keys())
 def test_what_indexing_and_sums_hold_inside_is_counted(call):
+    """Threads that add up one number together hold eight bytes each."""
     traced = trace_steps(jobs.beside(call))
-    assert traced.start_bytes + allocated_peak(jobs.beside(call)) - traced.peak()[0] in (0, 8)
+    more = traced.start_bytes + allocated_peak(jobs.beside(call)) - traced.peak()[0]
+    assert more in (0, 8, 8 * torch.get_num_threads())
     assert estimate_memory(lambda: jobs.beside(call), device="h200").allocated_bytes > 0
 
 
