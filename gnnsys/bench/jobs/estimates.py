@@ -39,16 +39,8 @@ LIMITS = {  # in percent, over all jobs of a summary
     "reserved, worst": 5.0,
 }
 _ROOM, _CONTEXT_BYTES = 1.1, 1 << 30  # estimates may be too low, and a process has more than torch's memory
-EXPLAINED = {
-    ("CR", 4),
-    ("PB", 4),
-    ("AT", 4),
-    ("SB", 4),
-    ("DD", 4),
-    ("DD", 6),
-    ("OV", 4),
-    ("small", 2),
-}  # graphs and layers
+_EXPLAINED_GRAPHS = ("CR", "PB", "AT", "SB", "DD", "OV")
+EXPLAINED = {*((graph, 4) for graph in _EXPLAINED_GRAPHS), ("DD", 6), ("small", 2)}  # graphs and layers
 
 
 class MemoryPeaks(NamedTuple):

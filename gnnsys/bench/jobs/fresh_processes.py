@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gnnsys.bench.case import NotHere
+from gnnsys.bench.jobs.imports_off_device import LIST
 
 T = TypeVar("T")
 MOST_AT_ONCE = 12
@@ -33,7 +34,7 @@ _IMPORTED = ["gnnsys.bench.jobs.estimates", "gnnsys.bench.jobs.import_listed"]
 _PYG = "torch_geometric.nn"
 _SECONDS, _END_SECONDS = 300.0, 10.0
 _LOOKS_ONLY = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}  # so torch says whether there is a device without touching it
-_TRIAL, _LIST = "gnnsys.bench.jobs.imports_off_device", "GNNSYS_IMPORTS"
+_TRIAL = "gnnsys.bench.jobs.imports_off_device"
 
 
 class DeviceRoom:
@@ -121,12 +122,12 @@ def start_forking() -> list[str]:
     with os.fdopen(descriptor, "w") as file:
         file.truncate()
         json.dump(names, file)
-    os.environ[_LIST] = file_name
+    os.environ[LIST] = file_name
     try:
         forkserver.set_forkserver_preload(_IMPORTED)
         forkserver.ensure_running()
     finally:
-        del os.environ[_LIST]  # no other process is to import them
+        del os.environ[LIST]  # no other process is to import them
     return names
 
 

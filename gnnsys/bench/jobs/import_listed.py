@@ -2,16 +2,13 @@
 in a file. `multiprocessing` takes names of modules too, but in a command line, and these may be thousands."""
 
 import contextlib
-import importlib
 import json
 import os
 from pathlib import Path
 
-_file = os.environ.pop("GNNSYS_IMPORTS", None)
+from gnnsys.bench.jobs.imports_off_device import LIST, import_again
+
+_file = os.environ.pop(LIST, None)
 if _file is not None:
-    _names = []
     with contextlib.suppress(OSError, ValueError):  # whoever has listed them has ended
-        _names = json.loads(Path(_file).read_text())
-    for _name in _names:
-        with contextlib.suppress(Exception):  # of a name that a library has given to a part of itself
-            importlib.import_module(_name)
+        import_again(json.loads(Path(_file).read_text()))

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 DEVICE_FILE = "nvidia-uvm"
+LIST = "GNNSYS_IMPORTS"  # the variable that names the file for `import_listed`
 _OPENED = "/proc/self/fd"
 
 
