@@ -56,7 +56,7 @@ def sanitizer_args() -> list[str]:
     if not sanitizers:
         return []
     args = [f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all", "-fno-wrapv", "-g1", "-O0"]
-    return [*args, "-DGNNSYS_STD_THREADS"] if "thread" in sanitizers.split(",") else args
+    return [*args, "-DGNNSYS_LEAST_THREADS=2"] if "thread" in sanitizers.split(",") else args
 
 
 def has_cuda() -> bool:

@@ -21,21 +21,21 @@ std::tuple<Tensor, Tensor, Tensor> bucket_ids(const Tensor& ids, const Tensor& b
   const auto* bound = const_data<int64_t>(bounds);
   check_id_range(ids, bound[num_buckets], "ids");
   const int64_t size = ids.numel();
-  const int threads = num_threads_for(size, kGrain);
+  const int shares = num_shares_for(size, kGrain);
   Tensor counts = empty_cpu({num_buckets}, ScalarType::Long);
   Tensor order = empty_cpu({size}, ScalarType::Long);
   Tensor local = empty_cpu({size}, ids.scalar_type());
   auto* count = mutable_data<int64_t>(counts);
   auto* place = mutable_data<int64_t>(order);
   std::vector<int32_t> bucket(static_cast<size_t>(size));
-  std::vector<int64_t> next(static_cast<size_t>(threads * num_buckets), 0);  // [thread][bucket]
+  std::vector<int64_t> next(static_cast<size_t>(shares * num_buckets), 0);  // [share][bucket]
   dispatch_ids(ids, [&](auto id) {
     using id_t = decltype(id);
     const auto* in = const_data<id_t>(ids);
     auto* out = mutable_data<id_t>(local);
-    on_threads(threads, [&](int t, int n) {
-      const Range r = share_of(size, t, n);
-      int64_t* mine = next.data() + t * num_buckets;
+    for_shares(shares, [&](int s, int n) {
+      const Range r = share_of(size, s, n);
+      int64_t* mine = next.data() + s * num_buckets;
       for (int64_t begin = r.begin; begin < r.end; begin += kOwnerBlock) {
         const int64_t end = std::min(begin + kOwnerBlock, r.end);
         find_owners(in + begin, end - begin, bound, num_buckets, bucket.data() + begin);
@@ -47,16 +47,16 @@ std::tuple<Tensor, Tensor, Tensor> bucket_ids(const Tensor& ids, const Tensor& b
     int64_t first = 0;
     for (int64_t b = 0; b < num_buckets; ++b) {
       const int64_t begin = first;
-      for (int t = 0; t < threads; ++t) {
-        const int64_t found = next[static_cast<size_t>(t * num_buckets + b)];
-        next[static_cast<size_t>(t * num_buckets + b)] = first;
+      for (int s = 0; s < shares; ++s) {
+        const int64_t found = next[static_cast<size_t>(s * num_buckets + b)];
+        next[static_cast<size_t>(s * num_buckets + b)] = first;
         first += found;
       }
       count[b] = first - begin;
     }
-    on_threads(threads, [&](int t, int n) {
-      const Range r = share_of(size, t, n);
-      int64_t* mine = next.data() + t * num_buckets;
+    for_shares(shares, [&](int s, int n) {
+      const Range r = share_of(size, s, n);
+      int64_t* mine = next.data() + s * num_buckets;
       for (int64_t i = r.begin; i < r.end; ++i) {
         const int64_t b = bucket[static_cast<size_t>(i)];
         const int64_t at = mine[b]++;

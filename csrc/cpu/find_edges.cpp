@@ -27,11 +27,11 @@ Tensor find_edges(const Tensor& indptr, const Tensor& indices, const Tensor& src
     const int64_t size = src.numel();
     check_id_range(dst, indptr.numel() - 1, "dst");
     check_columns(indptr, dst, indices.numel());
-    const int threads = num_threads_for(size, 64);
-    std::vector<std::vector<int64_t>> found(static_cast<size_t>(threads));
-    on_threads(threads, [&](int t, int n) {
-      const Range r = share_of(size, t, n);
-      auto& mine = found[static_cast<size_t>(t)];
+    const int shares = num_shares_for(size, 64);
+    std::vector<std::vector<int64_t>> found(static_cast<size_t>(shares));
+    for_shares(shares, [&](int s, int n) {
+      const Range r = share_of(size, s, n);
+      auto& mine = found[static_cast<size_t>(s)];
       for (int64_t i = r.begin; i < r.end; ++i) {
         for (int64_t p = row[to[i]]; p < row[to[i] + 1]; ++p) {
           if (neighbor[p] == from[i]) {

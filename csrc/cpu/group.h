@@ -132,13 +132,13 @@ template <typename Edges, typename id_t, typename pos_t>
 void group_bucketed(const Edges& edges, int64_t num_edges, const Groups<id_t, pos_t>& out) {
   using Record = EdgeRecord<id_t, pos_t>;
   const Buckets buckets = choose_buckets(num_edges, out.num_groups);
-  const int threads = num_threads_for(num_edges, kEdgesPerThread);
+  const int shares = num_shares_for(num_edges, kEdgesPerThread);
 
-  // counts[t * buckets.count + b], turned into each thread's first slot in each bucket: bucket-major, then thread.
-  std::vector<int64_t> counts(threads * buckets.count, 0);
-  on_threads(threads, [&](int t, int n) {
-    const Range r = share_of(num_edges, t, n);
-    int64_t* const mine = counts.data() + t * buckets.count;
+  // counts[s * buckets.count + b], turned into each share's first slot in each bucket: bucket-major, then share.
+  std::vector<int64_t> counts(shares * buckets.count, 0);
+  for_shares(shares, [&](int s, int n) {
+    const Range r = share_of(num_edges, s, n);
+    int64_t* const mine = counts.data() + s * buckets.count;
     for (int64_t e = r.begin; e < r.end; ++e) {
       ++mine[edges.group[e] >> buckets.shift];
     }
@@ -147,8 +147,8 @@ void group_bucketed(const Edges& edges, int64_t num_edges, const Groups<id_t, po
   int64_t at = 0;
   for (int64_t b = 0; b < buckets.count; ++b) {
     bucket_begin[b] = at;
-    for (int t = 0; t < threads; ++t) {
-      at += std::exchange(counts[t * buckets.count + b], at);
+    for (int s = 0; s < shares; ++s) {
+      at += std::exchange(counts[s * buckets.count + b], at);
     }
   }
   bucket_begin[buckets.count] = at;
@@ -156,9 +156,9 @@ void group_bucketed(const Edges& edges, int64_t num_edges, const Groups<id_t, po
   const std::unique_ptr<Record[]> scratch(new Record[static_cast<size_t>(num_edges)]);  // not cleared
   Record* const records = scratch.get();
   const int64_t mask = (int64_t{1} << buckets.shift) - 1;
-  on_threads(threads, [&](int t, int n) {
-    const Range r = share_of(num_edges, t, n);
-    int64_t* const slot = counts.data() + t * buckets.count;
+  for_shares(shares, [&](int s, int n) {
+    const Range r = share_of(num_edges, s, n);
+    int64_t* const slot = counts.data() + s * buckets.count;
     edges.for_each(r.begin, r.end, [&](int64_t e, int64_t group, int64_t value) {
       records[slot[group >> buckets.shift]++] = {static_cast<uint32_t>(group & mask), static_cast<id_t>(value),
                                                  static_cast<pos_t>(e)};

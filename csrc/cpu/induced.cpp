@@ -229,15 +229,15 @@ Inner collect(const Columns<id_t, node_t>& columns, const MembersOf& members, co
               bool with_columns) {
   Inner out{empty_cpu({columns.size + 1}, ScalarType::Long), {}, {}, {}};
   auto* const ends = mutable_data<int64_t>(out.indptr);
-  const int threads = num_threads_for(columns.size, kColumnsPerShare);
+  const int shares = num_shares_for(columns.size, kColumnsPerShare);
   std::vector<Search<id_t, node_t>> searches;
-  searches.reserve(static_cast<size_t>(threads));
-  for (int t = 0; t < threads; ++t) {
+  searches.reserve(static_cast<size_t>(shares));
+  for (int s = 0; s < shares; ++s) {
     searches.emplace_back(columns, members);
   }
-  on_threads(threads, [&](int t, int n) {
-    const Range share = share_of(columns.size, t, n);
-    searches[static_cast<size_t>(t)].count(share.begin, share.end, ends);
+  for_shares(shares, [&](int s, int n) {
+    const Range share = share_of(columns.size, s, n);
+    searches[static_cast<size_t>(s)].count(share.begin, share.end, ends);
   });
   ends[0] = 0;
   for (int64_t i = 0; i < columns.size; ++i) {
@@ -256,9 +256,9 @@ Inner collect(const Columns<id_t, node_t>& columns, const MembersOf& members, co
   } else if (edge_ids.has_value()) {
     to.wide_ids = const_data<int64_t>(*edge_ids);
   }
-  on_threads(threads, [&](int t, int n) {
-    const Range share = share_of(columns.size, t, n);
-    searches[static_cast<size_t>(t)].write(share.begin, share.end, ends, to);
+  for_shares(shares, [&](int s, int n) {
+    const Range share = share_of(columns.size, s, n);
+    searches[static_cast<size_t>(s)].write(share.begin, share.end, ends, to);
   });
   return out;
 }

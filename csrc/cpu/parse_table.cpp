@@ -182,9 +182,9 @@ Rows parse_range(std::string_view text, const Format& format) {
   return rows;
 }
 
-// Where the range of thread t begins: after the first line's end at or behind its even share.
-int64_t line_start(std::string_view text, int t, int num_threads) {
-  const int64_t share = share_of(static_cast<int64_t>(text.size()), t, num_threads).begin;
+// Where share s begins: after the first line's end at or behind its even split.
+int64_t line_start(std::string_view text, int s, int num_shares) {
+  const int64_t share = share_of(static_cast<int64_t>(text.size()), s, num_shares).begin;
   if (share == 0 || share == static_cast<int64_t>(text.size())) {
     return share;
   }
@@ -211,11 +211,11 @@ std::vector<Tensor> parse_table(const Tensor& text, std::string kinds, int64_t d
   CHECK_ARG(first_line >= 0 && first_line <= kMostLines, "first_line must be in [0, 2^62], got ", first_line);
   const Format format{kinds, static_cast<char>(delimiter)};
   const std::string_view all(static_cast<const char*>(text.const_data_ptr()), static_cast<size_t>(text.numel()));
-  const int threads = num_threads_for(text.numel(), kBytesPerThread);
-  std::vector<Rows> ranges(threads);
-  on_threads(threads, [&](int t, int n) {
-    const int64_t begin = line_start(all, t, n), end = line_start(all, t + 1, n);
-    ranges[t] = parse_range(all.substr(static_cast<size_t>(begin), static_cast<size_t>(end - begin)), format);
+  const int shares = num_shares_for(text.numel(), kBytesPerThread);
+  std::vector<Rows> ranges(shares);
+  for_shares(shares, [&](int s, int n) {
+    const int64_t begin = line_start(all, s, n), end = line_start(all, s + 1, n);
+    ranges[s] = parse_range(all.substr(static_cast<size_t>(begin), static_cast<size_t>(end - begin)), format);
   });
   int64_t line = first_line - 1, num_rows = 0;
   for (const Rows& rows : ranges) {

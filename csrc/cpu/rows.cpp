@@ -47,7 +47,7 @@ void gather(char* out, const char* src, const id_t* index, int64_t size, const C
 template <typename id_t, typename Copy>
 void scatter(char* dst, const char* src, const id_t* index, int64_t size, const Copy& copy) {
   const int64_t grain = kBytesPerThread / std::max<int64_t>(copy.from_bytes(), 1);
-  on_threads(num_threads_for(size, grain), [&](int t, int num_threads) {
+  for_shares(num_threads_for(size, grain), [&](int t, int num_threads) {
     for (int64_t i = 0; i < size; ++i) {
       if (num_threads == 1 || (index[i] >> kBlockShift) % num_threads == t) {
         copy(dst, index[i], src, i);

@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 namespace gnnsys {
@@ -44,14 +45,16 @@ template <typename id_t, typename weight_t>
 Result sample_general(const Request<id_t>& q, const weight_t* weight) {
   Tensor offsets = empty_cpu({q.num_seeds + 1}, ScalarType::Long);
   auto* offset = mutable_data<int64_t>(offsets);
-  const int threads = num_threads_for(q.num_seeds, kSeedsPerThread);
+  const int shares = num_shares_for(q.num_seeds, kSeedsPerThread);
   Faults faults;
-  std::vector<Collector<id_t, weight_t>> collectors(static_cast<size_t>(threads), {q, weight, &faults});
-  on_threads(threads, [&](int t, int n) {
-    const Range r = share_of(q.num_seeds, t, n);
+  std::vector<std::vector<int64_t>> found(static_cast<size_t>(shares));
+  for_shares(shares, [&](int s, int n) {
+    const Range r = share_of(q.num_seeds, s, n);
+    Collector<id_t, weight_t> collector{q, weight, &faults};
     for (int64_t i = r.begin; i < r.end; ++i) {
-      offset[i + 1] = collectors[static_cast<size_t>(t)].collect(i);
+      offset[i + 1] = collector.collect(i);
     }
+    found[static_cast<size_t>(s)] = std::move(collector.positions);
   });
   faults.raise();
   const int64_t total = prefix_sum(offset, q.num_seeds);
@@ -59,9 +62,9 @@ Result sample_general(const Request<id_t>& q, const weight_t* weight) {
   Tensor positions = empty_cpu({total}, ScalarType::Long);
   auto* neighbor = mutable_data<id_t>(neighbors);
   auto* position = mutable_data<int64_t>(positions);
-  on_threads(threads, [&](int t, int n) {
-    int64_t out = offset[share_of(q.num_seeds, t, n).begin];
-    for (const int64_t p : collectors[static_cast<size_t>(t)].positions) {
+  for_shares(shares, [&](int s, int n) {
+    int64_t out = offset[share_of(q.num_seeds, s, n).begin];
+    for (const int64_t p : found[static_cast<size_t>(s)]) {
       position[out] = p;
       neighbor[out++] = q.indices[p];
     }

@@ -136,6 +136,13 @@ class GuidedCollector {
     return static_cast<int64_t>(positions.size()) - before;
   }
 
+  // All seeds were collected.
+  void free_scratch() {
+    local_ = std::vector<uint32_t>();
+    remote_ = std::vector<uint32_t>();
+    keyed_ = std::vector<std::pair<double, uint32_t>>();
+  }
+
  private:
   // Words of a stream, by what they are for: the attempt is part of the counter.
   static constexpr uint32_t kKeys = 0;
@@ -318,14 +325,16 @@ Result sample_all(const GuidedRequest<id_t>& g) {
   const Request<id_t>& q = g.q;
   Tensor offsets = empty_cpu({q.num_seeds + 1}, ScalarType::Long);
   auto* offset = mutable_data<int64_t>(offsets);
-  const int threads = num_threads_for(q.num_seeds, kSeedsPerThread);
+  const int shares = num_shares_for(q.num_seeds, kSeedsPerThread);
   Faults faults;
-  std::vector<GuidedCollector<id_t>> collectors(static_cast<size_t>(threads), {g, &faults});
-  on_threads(threads, [&](int t, int n) {
-    const Range r = share_of(q.num_seeds, t, n);
+  std::vector<GuidedCollector<id_t>> collectors(static_cast<size_t>(shares), {g, &faults});
+  for_shares(shares, [&](int s, int n) {
+    const Range r = share_of(q.num_seeds, s, n);
+    auto& collector = collectors[static_cast<size_t>(s)];
     for (int64_t i = r.begin; i < r.end; ++i) {
-      offset[i + 1] = collectors[static_cast<size_t>(t)].collect(i);
+      offset[i + 1] = collector.collect(i);
     }
+    collector.free_scratch();
   });
   faults.raise();
   offset[0] = 0;
@@ -343,9 +352,9 @@ Result sample_all(const GuidedRequest<id_t>& g) {
   auto* neighbor = mutable_data<id_t>(neighbors);
   auto* position = mutable_data<int64_t>(positions);
   auto* weight = mutable_data<float>(weights);
-  on_threads(threads, [&](int t, int n) {
-    const auto& mine = collectors[static_cast<size_t>(t)];
-    int64_t out = offset[share_of(q.num_seeds, t, n).begin];
+  for_shares(shares, [&](int s, int n) {
+    const auto& mine = collectors[static_cast<size_t>(s)];
+    int64_t out = offset[share_of(q.num_seeds, s, n).begin];
     std::copy(mine.weights.begin(), mine.weights.end(), weight + (g.unbiased ? out : 0));
     for (const int64_t p : mine.positions) {
       position[out] = p;

@@ -145,15 +145,11 @@ void side_by_side(const Chunks<id_t>& chunks, int threads, Numbers* numberer) {
   const Tensor scratch = empty_cpu({chunks.offsets[chunks.q.num_seeds]}, id_type<id_t>());
   auto* const neighbors = mutable_data<id_t>(scratch);
   Progress<id_t> progress(chunks, neighbors);
-  on_threads(threads, [&](int t, int) {
-    if (t == 0) {
-      number_drawn(chunks, neighbors, &progress, numberer);
-      return;
-    }
+  const auto draw = [&] {
     PlainWriter<id_t> writer = chunks.writer();
-    while (progress.draw_next(&writer)) {
-    }
-  });
+    return progress.draw_next(&writer);
+  };
+  with_helpers(threads, [&] { number_drawn(chunks, neighbors, &progress, numberer); }, draw);
 }
 
 using Result = std::tuple<Tensor, Tensor, Tensor>;

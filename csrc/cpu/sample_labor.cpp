@@ -259,13 +259,13 @@ LaborResult collect_labor(LaborRequest<id_t, source_t> q) {
   Tensor offsets = empty_cpu({q.num_seeds + 1}, ScalarType::Long);
   auto* const offset = mutable_data<int64_t>(offsets);
   std::vector<float> weights(static_cast<size_t>(q.num_seeds));  // those of a seed's edges are all the same
-  const int threads = num_threads_for(q.num_seeds, kSeedsPerThread);
+  const int shares = num_shares_for(q.num_seeds, kSeedsPerThread);
   Faults faults;
-  std::vector<LaborCollector<id_t, source_t>> collectors(static_cast<size_t>(threads),
+  std::vector<LaborCollector<id_t, source_t>> collectors(static_cast<size_t>(shares),
                                                          {q, offset + 1, weights.data(), &faults});
-  on_threads(threads, [&](int t, int n) {
-    auto& collector = collectors[static_cast<size_t>(t)];
-    const Range r = share_of(q.num_seeds, t, n);
+  for_shares(shares, [&](int s, int n) {
+    auto& collector = collectors[static_cast<size_t>(s)];
+    const Range r = share_of(q.num_seeds, s, n);
     for (int64_t i = r.begin; i < r.end; ++i) {
       collector.collect(i);
     }
@@ -287,9 +287,9 @@ LaborResult collect_labor(LaborRequest<id_t, source_t> q) {
   auto* const neighbor = mutable_data<id_t>(neighbors);
   auto* const position = mutable_data<int64_t>(positions);
   auto* const edge_weight = mutable_data<float>(weight);
-  on_threads(threads, [&](int t, int n) {
-    const Range r = share_of(q.num_seeds, t, n);
-    const auto& taken = collectors[static_cast<size_t>(t)].positions;
+  for_shares(shares, [&](int s, int n) {
+    const Range r = share_of(q.num_seeds, s, n);
+    const auto& taken = collectors[static_cast<size_t>(s)].positions;
     const int64_t first = offset[r.begin];
     for (size_t e = 0; e < taken.size(); ++e) {
       position[first + static_cast<int64_t>(e)] = taken[e];

@@ -128,7 +128,7 @@ Tensor degrees(const Tensor& ids, int64_t num_nodes) {
   std::vector<int64_t> others((threads - 1) * num_nodes, 0);
   dispatch_ids(ids, [&](auto id) {
     const auto* data = const_data<decltype(id)>(ids);
-    on_threads(threads, [&](int t, int n) {
+    for_shares(threads, [&](int t, int n) {
       const Range r = share_of(ids.numel(), t, n);
       int64_t* const mine = t == 0 ? counts : others.data() + (t - 1) * num_nodes;
       for (int64_t i = r.begin; i < r.end; ++i) {

@@ -102,13 +102,13 @@ std::tuple<Tensor, Tensor, Tensor> most_visited(const Tensor& visits, int64_t mo
   }
   const auto* const visited = const_data<int64_t>(visits);
   const auto* const skipped = without.has_value() ? const_data<int64_t>(*without) : nullptr;
-  const int threads = num_threads_for(num_roots, kRootsPerThread);
-  std::vector<std::vector<Visit>> found(static_cast<size_t>(threads));
+  const int shares = num_shares_for(num_roots, kRootsPerThread);
+  std::vector<std::vector<Visit>> found(static_cast<size_t>(shares));
   std::vector<int64_t> counts(static_cast<size_t>(num_roots));
-  on_threads(threads, [&](int t, int n) {
-    const Range share = share_of(num_roots, t, n);
+  for_shares(shares, [&](int s, int n) {
+    const Range share = share_of(num_roots, s, n);
     VisitCounter counter(num_visits);
-    auto& mine = found[static_cast<size_t>(t)];
+    auto& mine = found[static_cast<size_t>(s)];
     for (int64_t r = share.begin; r < share.end; ++r) {
       const auto& best = counter.count(visited + r * num_visits, num_visits, skipped ? skipped[r] : -1, most);
       mine.insert(mine.end(), best.begin(), best.end());

@@ -19,6 +19,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BUILD = REPOSITORY / "build" / "sanitize"
+NAMES_LEFT_OUT = ("right_gradient", "larger_than_the_limit", "structure_loses_most")
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Kind:
     left_out: tuple[str, ...] = ()
     """Tests that measure memory or time, which a sanitizer takes for itself."""
     plugins: tuple[str, ...] = ()
-    names_left_out: tuple[str, ...] = ("right_gradient", "larger_than_the_limit", "structure_loses_most")
+    names_left_out: tuple[str, ...] = NAMES_LEFT_OUT
     """By their names: thousands of calls alike (numerical derivatives), and a few more that measure."""
 
 
@@ -71,7 +72,7 @@ KINDS = {
         left_out=("tests/partition/test_memory.py", "tests/store/test_memory.py"),
     ),
     # Where several Python threads are in the core at once: pulls beside pushes and steps, a server's workers, the
-    # stages of a pipeline. Our own loops run on std::thread in this build (csrc/common/parallel.h).
+    # stages of a pipeline. No loop of ours runs on OpenMP in this build (csrc/common/helpers.cpp).
     "thread": Kind(
         flags="thread",
         runtimes=("libtsan.so", "libstdc++.so.6"),
@@ -94,6 +95,8 @@ KINDS = {
         quick=("tests/native/test_threads.py",),
         planted={"race": "data race", "loop_race": "data race", "core_race": "data race"},
         left_out=("tests/store/test_memory.py",),
+        # ThreadSanitizer ends a forked process that starts a thread.
+        names_left_out=(*NAMES_LEFT_OUT, "forked_process_has_threads"),
     ),
 }
 

@@ -1,12 +1,14 @@
-"""How many cores this process may use, and how many ranks share them: what defaults are chosen from."""
+"""How many cores this process may use, how many ranks share them, and how its threads wait for work."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 _CGROUPS = Path("/sys/fs/cgroup")
+_SPIN_COUNT = "10000"  # half a millisecond, where GNU's OpenMP spins for ten: loops of a training step follow sooner
 _QUOTA_FILES = ("cpu.cfs_quota_us", "cpu.cfs_period_us")  # of version 1
 
 
@@ -26,6 +28,16 @@ def usable_core_time() -> float:
     """Core-seconds in a second that this process gets at most: as `num_usable_cores`, with fractions of a quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min([float(cores), *_exact_quotas(_CGROUPS, Path("/proc/self/cgroup"))])
+
+
+def shorten_spinning() -> None:
+    """Has torch's OpenMP threads give up their cores soon after each loop, in this process and those it starts.
+
+    OpenMP reads its settings when torch is loaded, so later calls change nothing. A user's own settings are kept.
+    """
+    settings = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    if "torch" not in sys.modules and not any(name in os.environ for name in settings):
+        os.environ["GOMP_SPINCOUNT"] = _SPIN_COUNT
 
 
 def _cgroup_quotas(root: Path, own: Path) -> Sequence[int]:

@@ -10,8 +10,9 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 COMPILE_SECONDS = 300
 FLAGS = ["-std=c++17", "-O0", "-Wall", "-Werror", "-ffp-contract=off", "-pthread"]
+HELPERS = HERE.parents[1] / "csrc" / "common" / "helpers.cpp"
 CORE = f"-I{HERE.parents[1] / 'csrc'}"
-DEFINES = ["-DGNNSYS_WITHOUT_TORCH", "-DGNNSYS_STD_THREADS", "-DTORCH_TARGET_VERSION=0x020a000000000000"]
+DEFINES = ["-DGNNSYS_WITHOUT_TORCH", "-DTORCH_TARGET_VERSION=0x020a000000000000"]
 
 
 def compiler() -> str | None:
@@ -25,7 +26,8 @@ def build_native_tests(binary: Path, extra: list[str] | None = None) -> Path:
     flags = [*FLAGS, *(extra or []), *DEFINES, CORE, *(f"-isystem{path}" for path in include_paths())]
     source = Path(f"{binary}.cpp")
     source.parent.mkdir(parents=True, exist_ok=True)
-    source.write_text("".join(f'#include "{file}"\n' for file in sorted(HERE.glob("*.cpp"))))
+    files = [HELPERS, *sorted(HERE.glob("*.cpp"))]  # first, so that tests see what is local to it
+    source.write_text("".join(f'#include "{file}"\n' for file in files))
     call([str(source), "-o", str(binary), *flags])
     return binary
 
@@ -33,7 +35,18 @@ def build_native_tests(binary: Path, extra: list[str] | None = None) -> Path:
 def build_planted(library: Path, extra: list[str]) -> Path:
     """Mistakes made on purpose, as a library for ctypes."""
     call(
-        [str(HERE / "planted" / "planted.cpp"), "-shared", "-fPIC", "-o", str(library), *FLAGS, *extra, *DEFINES, CORE]
+        [
+            str(HERE / "planted" / "planted.cpp"),
+            str(HELPERS),
+            "-shared",
+            "-fPIC",
+            "-o",
+            str(library),
+            *FLAGS,
+            *extra,
+            *DEFINES,
+            CORE,
+        ]
     )
     return library
 

@@ -8,6 +8,7 @@
 #include "native_test.h"
 
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <optional>
 #include <set>
@@ -156,8 +157,8 @@ TEST("bits that several threads set are each set once, and rank counts the membe
   }
   std::vector<uint64_t> words(static_cast<size_t>(words_for(kIds)), 0);
   std::atomic<int64_t> fresh{0};
-  on_threads(4, [&](int t, int n) {
-    const Range r = share_of(static_cast<int64_t>(ids.size()), t, n);
+  for_shares(4, [&](int s, int n) {
+    const Range r = share_of(static_cast<int64_t>(ids.size()), s, n);
     for (int64_t i = r.begin; i < r.end; ++i) {
       fresh += set_bit(words.data(), ids[static_cast<size_t>(i)]);
     }

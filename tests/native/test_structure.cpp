@@ -1,4 +1,4 @@
-// Loops over threads, and the grouping of edges that coo -> csc and transpose are, against a stable sort.
+// Loops over skewed rows, and the grouping of edges that coo -> csc and transpose are, against a stable sort.
 #include "common/parallel.h"
 #include "cpu/group.h"
 #include "cpu/row_work.h"
@@ -51,34 +51,6 @@ bool coo_agrees(int64_t num_edges, int64_t num_groups, uint64_t seed) {
 }
 
 }  // namespace
-
-TEST("a loop visits every index once, on any number of threads") {
-  for (const int threads : {1, 2, 3, 7}) {
-    threads_of_tests = threads;
-    for (const int64_t size : {0, 1, 5, 1000}) {
-      std::vector<int> visits(static_cast<size_t>(size), 0), dynamic(visits);
-      const auto count = [](std::vector<int>& to) {
-        return [&to](int64_t begin, int64_t end) {
-          for (int64_t i = begin; i < end; ++i) {
-            ++to[static_cast<size_t>(i)];
-          }
-        };
-      };
-      parallel_for(size, 1, count(visits));
-      parallel_for_dynamic(size, 3, count(dynamic));
-      EXPECT(visits == std::vector<int>(static_cast<size_t>(size), 1));
-      EXPECT(dynamic == visits);
-    }
-  }
-  threads_of_tests = 4;
-}
-
-TEST("a loop inside a loop stays on its thread") {
-  std::vector<int> inner(4, 0);
-  on_threads(4, [&](int t, int) { inner[static_cast<size_t>(t)] = num_threads_for(1 << 20, 1); });
-  EXPECT(inner == std::vector<int>(4, 1));
-  EXPECT(num_threads_for(1 << 20, 1) == threads_of_tests);
-}
 
 TEST("rows of skewed lengths are handed out once each") {
   Random random(1);

@@ -40,7 +40,7 @@ Tensor communication_volume(const Tensor& indptr, const Tensor& indices, const T
   std::fill_n(matrix, num_parts * num_parts, 0);
   const int threads = num_threads_for(num_nodes, std::max<int64_t>(1 << 14, num_parts * num_parts));
   std::vector<int64_t> others((threads - 1) * num_parts * num_parts, 0);
-  on_threads(threads, [&](int t, int n) {
+  for_shares(threads, [&](int t, int n) {
     const Range r = share_of(num_nodes, t, n);
     int64_t* const mine = t == 0 ? matrix : others.data() + (t - 1) * num_parts * num_parts;
     for (int64_t u = r.begin; u < r.end; ++u) {

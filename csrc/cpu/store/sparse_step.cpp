@@ -188,20 +188,19 @@ int64_t step(const Tensor& rows, const std::vector<Tensor>& ids, const std::vect
   const int64_t size = row_size(rows);
   const Grouped grouped = group_gradients(ids, grads, rows.size(0), size);
   const auto num_groups = static_cast<int64_t>(grouped.rows.size());
-  const int threads = num_threads_for(num_groups, kValuesPerThread / std::max<int64_t>(size, 1));
-  std::vector<float> scratch(static_cast<size_t>(threads * size));
+  const int shares = num_shares_for(num_groups, kValuesPerThread / std::max<int64_t>(size, 1));
   const Average average(static_cast<float>(ranks));
   std::atomic<bool> written{true};
-  on_threads(threads, [&](int t, int n) {
-    const Range mine = share_of(num_groups, t, n);
-    float* const sum = scratch.data() + t * size;
+  for_shares(shares, [&](int s, int n) {
+    const Range mine = share_of(num_groups, s, n);
+    std::vector<float> sum(static_cast<size_t>(size));
     for (int64_t g = mine.begin; g < mine.end; ++g) {
       const int64_t soon = std::min(g + kAhead, mine.end - 1);
       const auto next = row_of(grouped.rows[static_cast<size_t>(soon)] * size,
                                grouped.members[static_cast<size_t>(grouped.first_of(soon))]);
       const int64_t first = grouped.first_of(g);
       const int64_t end = grouped.first_of(g + 1);
-      const float* const grad = average(grouped.members.data() + first, end - first, size, sum);
+      const float* const grad = average(grouped.members.data() + first, end - first, size, sum.data());
       const int64_t row = grouped.rows[static_cast<size_t>(g)];
       size_t held = 0;
       while (held < locks.size() && locks[held].hold(row)) {

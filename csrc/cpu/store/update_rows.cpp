@@ -75,7 +75,7 @@ template <typename id_t, typename Change>
 bool update(char* dst, const char* src, const id_t* index, int64_t size, Versions versions, const Change change) {
   const int64_t grain = kBytesPerThread / std::max<int64_t>(change.from_bytes(), 1);
   std::atomic<bool> written{true};
-  on_threads(num_threads_for(size, grain), [&, dst, src, index](int t, int num_threads) {
+  for_shares(num_threads_for(size, grain), [&, dst, src, index](int t, int num_threads) {
     for (int64_t i = 0; i < size; ++i) {
       const int64_t row = index[i];
       if (num_threads == 1 || (row >> Versions::kShift) % num_threads == t) {

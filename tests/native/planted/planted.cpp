@@ -22,10 +22,12 @@ void planted_race(int64_t* value) {
 // The threads of one loop write what only one of them owns.
 void planted_loop_race(int64_t* value) {
   gnnsys::threads_of_tests = 4;
-  gnnsys::parallel_for(1 << 16, 1, [=](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      *value += i;
-    }
-  });
+  for (int turn = 0; turn < 50; ++turn) {  // in some of which several threads find a core
+    gnnsys::parallel_for(1 << 16, 1, [=](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        *value += i;
+      }
+    });
+  }
 }
 }
