@@ -1,17 +1,20 @@
-"""What a job may change in a process, put back to how a fresh process has it: the next job sees nothing of it.
+"""Resets what jobs often change in a process, so that the next job starts as in a fresh one.
 
-It is done between jobs, and so it is short: each has to wait for it.
+The next job waits for this, so it must be fast. It resets only what many scripts change and what it can surely reset.
+The worker's fingerprint detects any other change, and then the worker is replaced.
 """
 
 from __future__ import annotations
 
+import _thread
 import contextlib
+import decimal
 import gc
 import inspect
 import io
+import json
 import logging
 import os
-import random
 import signal
 import site
 import sys
@@ -19,30 +22,22 @@ import sysconfig
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 
+from gnnsys.jobs.fingerprint import Fingerprint
+from gnnsys.jobs.job_spec import JOB_VARIABLES
 from gnnsys.jobs.process_identity import descendants
 from gnnsys.jobs.queue_folder import NO_ROOM
 
 _THREAD_SECONDS = 2.0
+_LOOK_SECONDS = 0.002
 _MOST_COLLECTIONS = 5
-
-
-@contextlib.contextmanager
-def kept_generators() -> Iterator[None]:
-    """Inside the block generators may be drawn from; behind it they are where they were."""
-    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(states[0])
-        np.random.set_state(states[1])
-        random.setstate(states[2])
+LoggerState: TypeAlias = tuple[list[Any], list[Any], int, bool, bool]  # handlers, filters, level, propagates, disabled
+_NEW_LOGGER: LoggerState = ([], [], logging.NOTSET, True, False)
 
 
 class _LogFile(io.FileIO):
@@ -57,6 +52,10 @@ class _LogFile(io.FileIO):
             return memoryview(data).nbytes
 
 
+def _print_options() -> Any:
+    return sys.modules["torch._tensor_str"].__dict__["PRINT_OPTS"]
+
+
 def _log_stream(number: int, errors: str) -> io.TextIOWrapper:
     """Line by line: it can be read while the job runs, and after the job was killed."""
     raw = io.BufferedWriter(_LogFile(number, "w", closefd=False))
@@ -64,8 +63,11 @@ def _log_stream(number: int, errors: str) -> io.TextIOWrapper:
 
 
 class FreshState:
-    """Made once, when a worker is ready. `enter` before every job; behind it `leftovers`, then `restore`, which calls
-    `release` when nothing of the job is left that holds on to what that gives back."""
+    """Made once, when a worker is ready. `enter` before every job; after it `leftovers`, `restore` and `changes`.
+
+    `restore` calls `release` once nothing of the job holds the memory that `release` frees. The process can run
+    another job if it has no leftovers and no changes.
+    """
 
     def __init__(self, threads: int, release: Callable[[], None] = lambda: None) -> None:
         self.threads, self._release = threads, release
@@ -73,25 +75,27 @@ class FreshState:
         self._path, self._words = list(sys.path), list(sys.argv)
         self._streams = _log_stream(1, "strict"), _log_stream(2, "backslashreplace")
         self._filters = list(warnings.filters)
-        self._handlers, self._level = list(logging.getLogger().handlers), logging.getLogger().level
+        self._loggers = {logger: _logger_state(logger) for logger in _loggers()}
         self._signals = {number: signal.getsignal(number) for number in signal.valid_signals()}
         self._mask = _umask()
-        self._threads = set(threading.enumerate())
-        self._stays = _library_folders(self._path)
+        self._threads, self._num_threads = set(sys._current_frames()), _thread._count()
+        self._stays = library_folders(self._path)
         self._modules, self._num_kept = dict(sys.modules), 0
         self._libraries: dict[str, Any] = {}  # that jobs have imported, or put there
         self._theirs: tuple[str, ...] = ()  # folders of the job
-        self._collection = gc.get_threshold()
-        self._half = {kind: torch.get_autocast_dtype(kind) for kind in ("cpu", "cuda")}
+        self._collection, self._depth = gc.get_threshold(), sys.getrecursionlimit()
+        self._printing = dict(vars(_print_options()))
         sys.stdout, sys.stderr = self._streams
         self._keep_modules()
         self._reset_signals()
         self._reset_torch()
+        self._fingerprint = Fingerprint()
 
     def enter(self, folder: str | None = None, environment: Mapping[str, str] | None = None) -> None:
         """To `folder`, with these variables, and with what they say of PYTHONPATH. All else is as `restore` left it."""
         os.chdir(folder or self._folder)
         os.environ.update(environment or {})
+        os.environ[JOB_VARIABLES] = json.dumps(sorted(environment or {}))
         here = [] if folder is None else [folder]
         given = [] if environment is None else list(filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)))
         sys.path[:] = [*here, *given, *self._path]
@@ -109,38 +113,79 @@ class FreshState:
         sys.path[:] = self._path
         sys.argv[:] = self._words
         warnings.filters[:] = self._filters  # type: ignore[index]
-        logging.getLogger().handlers[:] = self._handlers
-        logging.getLogger().setLevel(self._level)
         os.umask(self._mask)
         self._reset_signals()
         self._forget_modules()
+        self._reset_loggers()
+        if "multiprocessing" in sys.modules:
+            sys.modules["multiprocessing"].set_start_method(None, force=True)
+        if (events := sys.modules.get("asyncio.events")) is not None:
+            events.__dict__["_event_loop_policy"] = None  # as before the first `asyncio.run`
+        decimal.setcontext(decimal.DefaultContext)  # which is copied
+        sys.setrecursionlimit(self._depth)
+        vars(_print_options()).update(self._printing)
         gc.enable()
         gc.set_threshold(*self._collection)
-        gc.set_debug(0)
-        gc.garbage.clear()
         _collect()
         self._release()
         _collect()
         self._keep_modules()
         self._reset_torch()
 
+    def changes(self) -> list[str]:
+        """What is not as it was, in words: such a worker ends, and another one takes its place."""
+        return self._fingerprint.changes()
+
     def leftovers(self) -> str | None:
-        """What a job has left running that cannot be put back: such a worker ends, and another one takes its place."""
+        """What a job has left running: such a worker ends too."""
+        are_busy = self._are_others_busy()  # first: a thread that has not begun yet has no name
         deadline = time.monotonic() + _THREAD_SECONDS
-        for thread in set(threading.enumerate()) - self._threads:
-            if thread is not threading.current_thread():
-                thread.join(max(0.0, deadline - time.monotonic()))
-        threads = [
-            thread.name for thread in set(threading.enumerate()) - self._threads
-            if thread is not threading.current_thread()
-        ]  # fmt: skip
+        while (left := self._threads_left()) is not None and time.monotonic() < deadline:
+            time.sleep(_LOOK_SECONDS)
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:  # those that have ended by themselves
                 pass
         children = descendants(os.getpid())
-        if threads:
-            return f"threads {', '.join(sorted(threads))}"
-        return f"processes {children}" if children else None
+        if left is not None:
+            return left
+        if children:
+            return f"processes {children}"
+        return "threads of a library" if are_busy else None
+
+    def _threads_left(self) -> str | None:
+        """Those that the job has started, in words. One that runs a function of C has no name here."""
+        left, num_more = set(sys._current_frames()) - self._threads, _thread._count() - self._num_threads
+        if not left and num_more <= 0:
+            return None
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        return f"threads {', '.join(sorted(names.get(each, 'without a name') for each in left)) or num_more}"
+
+    def _are_others_busy(self) -> bool:
+        """Whether threads that Python does not know have yet to begin, or compute. Those of a pool soon sleep."""
+        deadline = time.monotonic() + _THREAD_SECONDS
+        known, before = {threading.get_native_id(), *self._native()}, _thread_times()
+        while True:
+            time.sleep(_LOOK_SECONDS)
+            now = _thread_times()
+            if all(now[each] == before.get(each) != "0" for each in now if each not in known):
+                return False
+            if time.monotonic() > deadline:
+                return True
+            before = now
+
+    def _native(self) -> set[int]:
+        return {thread.native_id for thread in threading.enumerate() if thread.native_id is not None}
+
+    def _reset_loggers(self) -> None:
+        """Handlers and levels, of a library's loggers too. Those of a library that came with the job are its own."""
+        for logger in _loggers():
+            state = self._loggers.get(logger)
+            if state is None and logger.name.partition(".")[0] in sys.modules:
+                self._loggers[logger] = _logger_state(logger)
+            elif _logger_state(logger) != (state or _NEW_LOGGER):
+                handlers, filters, level, logger.propagate, logger.disabled = state or _NEW_LOGGER
+                logger.handlers[:], logger.filters[:] = handlers, filters
+                logger.setLevel(level)
 
     def _forget_modules(self) -> None:
         """Modules of users are imported anew by each job: they may have changed, on disk or in memory."""
@@ -199,15 +244,9 @@ class FreshState:
         torch.set_float32_matmul_precision("highest")
         torch.use_deterministic_algorithms(False)
         torch.autograd.set_detect_anomaly(False)
-        torch.set_flush_denormal(False)
-        torch.clear_autocast_cache()
-        torch.set_autocast_enabled("cpu", False)
-        for kind, dtype in self._half.items():
-            torch.set_autocast_dtype(kind, dtype)
         torch.backends.cudnn.benchmark = False
         torch.backends.cudnn.deterministic = False
         if torch.cuda.is_initialized():
-            torch.set_autocast_enabled("cuda", False)
             torch.cuda.synchronize()
             clear: Any = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
             if clear is not None:
@@ -261,13 +300,31 @@ def _collect() -> None:
             break
 
 
+def _loggers() -> list[logging.Logger]:
+    known = logging.getLogger().manager.loggerDict.values()
+    return [logging.getLogger(), *(each for each in list(known) if isinstance(each, logging.Logger))]
+
+
+def _logger_state(logger: logging.Logger) -> LoggerState:
+    return list(logger.handlers), list(logger.filters), logger.level, logger.propagate, logger.disabled
+
+
+def _thread_times() -> dict[int, str]:
+    """Nanoseconds that each thread of this process has computed."""
+    found = {}
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError):
+            found[int(task)] = Path(f"/proc/self/task/{task}/schedstat").read_text().split()[0]
+    return found
+
+
 def _umask() -> int:
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
 
 
-def _library_folders(path: Sequence[str]) -> tuple[str, ...]:
+def library_folders(path: Sequence[str]) -> tuple[str, ...]:
     """Where libraries are, which stay imported: Python's own, installed ones, and this package."""
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     folders = {sysconfig.get_paths()[name] for name in names} | {site.getusersitepackages(), *site.getsitepackages()}

@@ -98,6 +98,7 @@ class HeldBlock:
     is_stale: bool = False  # somebody wrote to it: whoever asks next gets one that is made anew
     num_bytes: int = 0
     description: Any = None
+    opened: Any = ()  # files that were read to make it, and their states: for who gets it to compare
     block: HostBlock | DeviceBlock | None = None
     users: Counter[HolderConnection] = field(default_factory=Counter)
     waiting: list[HolderConnection] = field(default_factory=list)
@@ -223,7 +224,7 @@ class Holder:
             raise RefusedError(f"graph {key[0]} has its room already, or wants {num_bytes} bytes")
         if not message["in_files"]:
             held.block = self._allocate(key, max(1, num_bytes))
-        held.num_bytes, held.description = num_bytes, message["description"]
+        held.num_bytes, held.description, held.opened = num_bytes, message["description"], message["opened"]
         if held.block is None:
             self._send(connection, {"handle": ""})
         else:
@@ -293,6 +294,7 @@ class Holder:
             "number": held.number,
             "bytes": held.num_bytes,
             "description": held.description,
+            "opened": held.opened,
             "handle": "" if block is None else block.handle,
             "in_files": block is None,
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -18,6 +19,9 @@ _CANCEL_SECONDS = 10.0  # for a job that was asked to end
 _KILL_SECONDS = 10.0
 _MOST_CRASHES, _MOST_KILLS = 3, 10  # of a job's process, by itself and by somebody
 _KILLS = (-9, -15)
+_STOPPED_SECONDS, _MOST_STOPS = 10.0, 3  # a process that was stopped waits so long, and is continued so often
+
+_log = logging.getLogger(__name__)
 
 
 class JobEnder:
@@ -46,6 +50,25 @@ class JobEnder:
         job.runner.kill()
         job.kill_at = now + _KILL_SECONDS
 
+    def continue_where_stopped(self, job: RunningJob) -> None:
+        """Continues a job's process that was stopped (SIGSTOP); ends the job if that happens too often."""
+        process, now = job.runner.stopped(), time.monotonic()
+        if process is None:
+            job.stopped_at = None
+        elif job.stopped_at is None:
+            job.stopped_at = now
+        elif now - job.stopped_at >= _STOPPED_SECONDS:
+            job.stopped_at, job.num_stops = None, job.num_stops + 1
+            what = f"process {process.pid} of job {job.record.number} was stopped (SIGSTOP)"
+            if job.num_stops > _MOST_STOPS:
+                _log.warning("%s again, and is ended", what)
+                job.runner.kill()
+                error = f"its process was stopped (SIGSTOP) {job.num_stops} times and continued {_MOST_STOPS} times"
+                job.ending = {"outcome": "failed", "error": f"{error}: cancel a job to make room"}
+            else:
+                _log.warning("%s for %g s, and goes on: cancel a job to make room", what, _STOPPED_SECONDS)
+                process.go_on()
+
     def script_ending(self, job: RunningJob, script: ScriptProcess) -> Mapping[str, Any] | None:
         """In the words of a worker; None while it runs."""
         ending = script.ending(self._queue.folder, *job.key)
@@ -69,6 +92,10 @@ class JobEnder:
             self._finish(job, JobState.DONE, result=ending["result"], measured=measured)
         elif outcome == "no memory" and not is_alone:
             database.requeue(*job.key, is_alone=True, measured=measured)
+            self._queue.fresh.add(job.record.number)
+        elif outcome == "failed" and ending.get("is_used"):
+            database.requeue(*job.key)
+            self._queue.fresh.add(job.record.number)
         elif outcome == "device error" and not is_alone and job.had_company and self._shared.has_mps:
             database.requeue(*job.key, is_alone=True)  # its own doing, or a neighbour's: alone, that is known
         elif outcome == "lost":
@@ -90,6 +117,7 @@ class JobEnder:
 
     def _finish(self, job: RunningJob, state: JobState, **what: Any) -> None:
         number = job.record.number
+        self._queue.fresh.discard(number)
         if self._queue.database.finish(*job.key, state, **what):
             self._queue.folder.forget(number, keeps_checkpoints=state is JobState.FAILED)  # to go on with by hand
             if state is JobState.DONE:

@@ -33,7 +33,7 @@ def memory_to_reserve(job: JobRecord, factor: float, learned: int | None) -> int
 def estimate_spec(spec: JobSpec, kind: str) -> SpecEstimate:
     """Runs the job's function, on the CPU, and traces it with fake rows, for a device of this kind. What goes wrong in
     that is no error."""
-    from gnnsys.jobs.fresh_state import kept_generators
+    from gnnsys.jobs.generators import kept_generators
     from gnnsys.jobs.shared_graphs import noted_graphs
     from gnnsys.planning import estimate_memory
 
@@ -111,7 +111,7 @@ def too_large(spec: JobSpec, needed: int, capacity: int, kind: str | None = None
 
 
 def _fitting(spec: JobSpec, capacity: int, kind: str, factor: float) -> int:
-    from gnnsys.jobs.fresh_state import kept_generators
+    from gnnsys.jobs.generators import kept_generators
     from gnnsys.planning import fit_argument
 
     function, arguments = _function(spec)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 SEED = "seed"
+JOB_VARIABLES = "GNNSYS_JOB_VARIABLES"  # in a job's environment: the names of the variables that it was given, as JSON
 MOST_RESULT_BYTES = 1 << 20  # of JSON
 _MOST = 1 << 63
 _KEPT = ("PYTHONPATH",)  # of the environment of who submits; all else is the service's, or named

@@ -38,10 +38,13 @@ class JobStarter:
         for number, needed in refused.items():
             queue.refuse(number, too_large(queue.queued[number].spec, needed, queue.room.capacity))
         running = [job.waiting for job in queue.running.values()]
-        for number in self._policy(list(waiting.values()), running, queue.room, queue.clock.now()):
+        chosen = self._policy(list(waiting.values()), running, queue.room, queue.clock.now())
+        for number in sorted(chosen, key=lambda number: number not in queue.fresh):
             record = queue.queued[number]
             if not record.spec.is_script and not self._pool.can_take:
                 break  # one will be ready soon
+            if number in queue.fresh and not self._pool.can_take_fresh():
+                continue
             queue.on_stage("chosen")
             self._start(record, waiting[number])
 
@@ -61,7 +64,7 @@ class JobStarter:
         if record.spec.is_script:
             runner = ScriptProcess.start(self._shared.script_environment(waiting.memory))
         else:
-            runner = self._pool.take()
+            runner = self._pool.take(is_fresh=record.number in queue.fresh)
         attempt = None
         try:
             if runner.identity is not None:

@@ -49,8 +49,10 @@ class MemoryCap:
             self.measured = torch.cuda.max_memory_reserved(self._device)
             torch.cuda.set_per_process_memory_fraction(1.0, self._device)
             return
-        resource.setrlimit(resource.RLIMIT_DATA, self._limits)
-        self.measured = max(0, _status("VmHWM") - self._before)
+        with contextlib.suppress(OSError, ValueError):  # the job has lowered its hard limit: its worker is replaced
+            resource.setrlimit(resource.RLIMIT_DATA, self._limits)
+        with contextlib.suppress(OSError):  # or how many files it may open
+            self.measured = max(0, _status("VmHWM") - self._before)
 
 
 def allow_mapping(num_bytes: int) -> None:

@@ -33,6 +33,17 @@ class ProcessIdentity:
     def is_running(self) -> bool:
         return ProcessIdentity.of(self.pid) == self
 
+    def is_stopped(self) -> bool:
+        """Whether somebody has stopped it (SIGSTOP). One that a debugger holds is not meant."""
+        found = _stat(self.pid)
+        return found is not None and found == ("T", self.start)
+
+    def go_on(self) -> None:
+        """Continues it, and the process group that it leads."""
+        for send in (os.kill, os.killpg):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                send(self.pid, signal.SIGCONT)
+
     def is_another(self) -> bool:
         """Whether the number may be another's by now: after a boot, or where a process has it that began later."""
         found = _stat(self.pid)

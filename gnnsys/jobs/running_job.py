@@ -25,6 +25,8 @@ class RunningJob:
     pace: JobPace
     ending: Mapping[str, Any] | None = None
     kill_at: float | None = None  # asked to end: killed then
+    stopped_at: float | None = None  # its process was seen to be stopped (SIGSTOP)
+    num_stops: int = 0  # times that it was continued since
     has_stepped: bool = False
     had_company: bool = False  # others ran beside it, in this attempt
 

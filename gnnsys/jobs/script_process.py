@@ -15,8 +15,8 @@ from typing import Any
 
 import gnnsys
 from gnnsys.jobs.job_record import JobRecord
-from gnnsys.jobs.job_spec import MOST_RESULT_BYTES
-from gnnsys.jobs.process_identity import ProcessIdentity, kill_descendants
+from gnnsys.jobs.job_spec import JOB_VARIABLES, MOST_RESULT_BYTES
+from gnnsys.jobs.process_identity import ProcessIdentity, descendants, kill_descendants
 from gnnsys.jobs.queue_folder import QueueFolder
 
 _GONE_SECONDS = 10.0
@@ -71,6 +71,7 @@ class ScriptProcess:
             "GNNSYS_JOB_RESULT": str(results / "result.json"),
             "GNNSYS_JOB_CHECKPOINTS": str(folder.checkpoints(job.number)),
             "GNNSYS_JOB_DEVICE": device,
+            JOB_VARIABLES: json.dumps(sorted(job.spec.environment)),
         }
         if device != "cpu":
             told["GNNSYS_MEMORY_CAP"] = f"{device}={memory}"
@@ -101,6 +102,11 @@ class ScriptProcess:
             return ScriptEnding(None, "", None, {})
         result, problem = read_result(folder.results(number) / "result.json")
         return ScriptEnding(int(values["code"]), values["error"] or problem, values["measured"], result)
+
+    def stopped(self) -> ProcessIdentity | None:
+        """The keeper or the script, where one of them is stopped."""
+        script = [ProcessIdentity.of(pid) for pid in descendants(self.identity.pid)[:1]]
+        return next((each for each in (self.identity, *script) if each is not None and each.is_stopped()), None)
 
     def terminate(self) -> None:
         """Asks the script, and all that it started, to end."""

@@ -38,6 +38,7 @@ class ServedQueue:
         self.uses_estimates, self.on_stage = uses_estimates, on_stage
         self.queued: dict[int, JobRecord] = {}
         self.running: dict[int, RunningJob] = {}
+        self.fresh = set[int]()  # jobs that run again, in a process that has run no other
         self.clock, self.history = QueueClock(), JobHistory(model)
         self._database: QueueDatabase | None = None
         self._seen = -1

@@ -41,6 +41,7 @@ _log = logging.getLogger(__name__)
 _REFUSAL = "{folder} has a service already ({other}): end that one, or give this one another folder"
 _TURN_SECONDS = 0.1
 _KILL_SECONDS = 10.0
+_LOOK_SECONDS = 1.0  # between two looks for processes that are stopped
 _DISK_SECONDS = 1.0  # between two tries to write to a full disk
 
 
@@ -94,7 +95,7 @@ class JobService:
         self._estimator = JobEstimator(self._queue, log)
         self._starter = JobStarter(self._queue, chosen, self.pool, self._shared, self._paces)
         self._ender = JobEnder(self._queue, self._shared)
-        self._disk_at = 0.0
+        self._disk_at = self._look_at = 0.0
         self._is_full = False
 
     # -- its life
@@ -199,6 +200,9 @@ class JobService:
 
     def _write_ends(self) -> None:
         """Writes down what has come of jobs. A worker is free only then."""
+        is_looking = time.monotonic() >= self._look_at
+        if is_looking:
+            self._look_at = time.monotonic() + _LOOK_SECONDS
         for job in list(self._queue.running.values()):
             if isinstance(job.runner, ScriptProcess) and job.ending is None:
                 job.ending = self._ender.script_ending(job, job.runner)
@@ -207,6 +211,8 @@ class JobService:
                 self._lost(job.runner)
             if job.ending is None:
                 self._ender.kill_where_due(job)
+                if is_looking:
+                    self._ender.continue_where_stopped(job)
                 continue
             self._ender.write(job, job.ending)
             self._queue.remove_running(job)

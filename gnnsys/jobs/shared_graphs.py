@@ -1,45 +1,41 @@
 """`shared_graph`: one graph for all jobs of a queue, in memory once; without a queue simply the graph.
 
-A graph is known by what it is made of: a path and the state of the file, or a function, its arguments and the file it
-is written in. On the host jobs map the same pages, copy on write. On a device they map the same block, which nothing
-protects: rows that a job writes to change for all. Writes of torch's are seen when the job ends (`release_graphs`), and
-the next job gets a copy that is made anew.
+A graph is known by what it is made of (`GraphSource`). On the host jobs map the same pages, copy on write. On a device
+they map the same block, which nothing protects: rows that a job writes to change for all. Writes of torch's are seen
+when the job ends (`release_graphs`), and the next job makes the graph again.
 """
 
 from __future__ import annotations
 
 import gc
-import hashlib
-import inspect
-import json
 import mmap
 import os
 import select
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from gnnsys.graph import Graph, load, pack_plan, unpack
+from gnnsys.graph import Graph, pack_plan, unpack
 from gnnsys.jobs.cuda_memory import CudaDevice, MappedBlock
 from gnnsys.jobs.graph_holder import HOLDER, JOB_DEVICE, GraphHolderLost, connect, lost
+from gnnsys.jobs.graph_source import AnyShared, GraphSource
 from gnnsys.jobs.holder_messages import receive, send
 from gnnsys.jobs.memory_cap import allow_mapping
+from gnnsys.jobs.opened_files import are_unchanged
 from gnnsys.store import free_memory, note_shared_memory
 
-AnyShared: TypeAlias = Graph | dict[str, Tensor]
 _NO_RESERVE = 0x4000  # MAP_NORESERVE: pages that are never written to need no memory
 _MAKE_SECONDS = 3600.0  # to wait for another process that makes a graph
 _CONNECT_SECONDS = 120.0
-_MANIFEST = "manifest.json"
 
 
 def shared_graph(
@@ -47,6 +43,7 @@ def shared_graph(
     arguments: Mapping[str, Any] | None = None,
     *,
     device: torch.device | str | None = None,
+    depends: Sequence[str | os.PathLike[str]] | None = None,
     timeout: float = _MAKE_SECONDS,
 ) -> Any:
     """The graph at a path (as `gnnsys.graph.load` reads it), or that a function of a module returns, on `device`.
@@ -55,12 +52,18 @@ def shared_graph(
     In a job of a queue the graph is in memory once for all jobs that name it so. Elsewhere it is loaded, so that the
     same job runs alone. `device` is the job's own by default: that of the queue, else a GPU where there is one.
 
+    Jobs share a function's graph if these are equal: the function, its arguments, its file and your modules that it
+    imports, the working folder, the job's variables, and torch's default dtype and device. If a file that the function
+    reads has changed, the next job calls it again. `depends` lists the files and folders that it reads; then the
+    folder, the variables and your other modules do not count. During the call, generators are seeded from the
+    function's name and arguments, and afterwards restored. To draw other numbers, give the function a seed argument.
+
     Do not write to its rows. On the host a job that does has pages of its own; on a device it changes them for all.
 
     >>> graph = gnnsys.jobs.shared_graph("products/")  # doctest: +SKIP
     >>> graph = gnnsys.jobs.shared_graph(gnnsys.graph.sbm, {"num_nodes": 100_000})  # doctest: +SKIP
     """
-    wanted, target = GraphSource.of(source, arguments or {}), _job_device(device)
+    wanted, target = GraphSource.of(source, arguments or {}, depends), _job_device(device)
     address, noted = os.environ.get(HOLDER), _noted.get()
     if address is None:
         graph = _moved(wanted.make(), target)
@@ -125,47 +128,6 @@ class NotedGraphs:
         _note_tensors(mapped, graph)
 
 
-class GraphSource:
-    """What a graph is made of. Equal names are equal graphs, in every process."""
-
-    def __init__(self, name: str, make: Callable[..., Any], *, is_mapped: bool = False) -> None:
-        self.name, self._make = name, make
-        self.is_mapped = is_mapped  # loaded, it is a map of its files, whose pages processes share
-
-    @classmethod
-    def of(cls, source: Any, arguments: Mapping[str, Any]) -> GraphSource:
-        try:
-            text = json.dumps(arguments, sort_keys=True, allow_nan=False)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"arguments of a shared graph must be JSON, got {dict(arguments)!r}: {error}") from error
-        if isinstance(source, str | os.PathLike):
-            path = Path(source).resolve()
-            if not path.exists():
-                raise ValueError(f"source: there is no graph at {str(path)!r}")
-            about = (path / _MANIFEST if (path / _MANIFEST).exists() else path).stat()
-            state = f"{path} {about.st_dev} {about.st_ino} {about.st_size} {about.st_mtime_ns}"
-            make = lambda **options: load(path, **{**arguments, **options})  # noqa: E731
-            return cls(_name(path.name, state, text), make, is_mapped=path.is_dir())
-        if not callable(source) or not hasattr(source, "__qualname__"):
-            raise ValueError(f"source must be a path or a function, got a {type(source).__name__}")
-        module, function = source.__module__, source.__qualname__
-        if "<" in function:
-            raise ValueError(
-                f"source {function!r} has no name that other jobs know: give a function of a module, and what it needs "
-                "as arguments"
-            )
-        return cls(_name(f"{module}:{function}", _code_of(source), text), lambda: source(**arguments))
-
-    def make(self, **options: Any) -> AnyShared:
-        """Loads it, or calls the function; ValueError where that returns something else."""
-        made = self._make(**options)
-        if isinstance(made, Graph):
-            return made
-        if isinstance(made, Mapping) and all(isinstance(key, str) for key in made):
-            return dict(made)
-        raise ValueError(f"{self.name} returned a {type(made).__name__}: return a gnnsys Graph, or a dict of tensors")
-
-
 class GraphUser:
     """This process's connection to a holder, and the graphs that it has mapped."""
 
@@ -189,11 +151,13 @@ class GraphUser:
         with self._lock:
             if key not in self._mapped:
                 request = {"name": key[0], "device": key[1]}
-                try:
-                    answer, descriptor = self._ask({"do": "get", **request}, timeout, f"graph {wanted.name} to be made")
-                except TimeoutError:
-                    self._ask({"do": "cancel", **request}, _CONNECT_SECONDS, "an answer")
-                    raise
+                answer, descriptor = self._get(wanted, request, timeout)
+                while answer["state"] == "ready" and not are_unchanged(answer["opened"]):
+                    if descriptor is not None:
+                        os.close(descriptor)
+                    stale = [answer["number"]]
+                    self._ask({"do": "leave", "left": stale, "written": stale}, _CONNECT_SECONDS, "an answer")
+                    answer, descriptor = self._get(wanted, request, timeout)
                 if answer["state"] == "yours":
                     answer, descriptor = self._make(wanted, device, request)
                 self._mapped[key] = self._map(wanted, device, answer, descriptor)
@@ -223,6 +187,14 @@ class GraphUser:
         if self._poll.poll(0):
             raise GraphHolderLost(lost(self._address, ConnectionResetError()))
 
+    def _get(self, wanted: GraphSource, request: dict[str, str], timeout: float) -> tuple[dict[str, Any], int | None]:
+        """What the holder says of it: that it is ready, or this job's to make."""
+        try:
+            return self._ask({"do": "get", **request}, timeout, f"graph {wanted.name} to be made")
+        except TimeoutError:
+            self._ask({"do": "cancel", **request}, _CONNECT_SECONDS, "an answer")
+            raise
+
     # -- making and mapping ------------------------------------------------------------------------------------------
 
     def _make(
@@ -233,7 +205,7 @@ class GraphUser:
             plan = pack_plan(wanted.make())
             in_files = wanted.is_mapped and device.type == "cpu"
             allot = {"do": "allot", **request, "bytes": plan.num_bytes, "in_files": in_files}
-            allot["description"] = None if in_files else plan.description
+            allot |= {"description": None if in_files else plan.description, "opened": wanted.opened}
             if device.type == "cpu" and not in_files and plan.num_bytes > free_memory():
                 raise MemoryError(
                     f"graph {wanted.name} takes {plan.num_bytes:,} bytes, {free_memory():,} are free here"
@@ -357,20 +329,6 @@ def _job_device(device: torch.device | str | None) -> torch.device:
     if found.type == "cuda" and found.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu") if found.type == "cpu" else found
-
-
-def _name(label: str, *parts: str) -> str:
-    digest = hashlib.sha256("\0".join([label, *parts]).encode()).hexdigest()[:12]
-    return f"{label}#{digest}"
-
-
-def _code_of(function: Callable[..., Any]) -> str:
-    """What tells a function that was changed from what it was: the file it is written in."""
-    try:
-        file = inspect.getsourcefile(inspect.unwrap(function))
-        return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else ""
-    except (TypeError, OSError):  # of C, or typed in by hand
-        return ""
 
 
 def _user_of(address: str) -> GraphUser:

@@ -7,6 +7,7 @@ that a job can be cancelled or paused between two steps; it ends the process whe
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import errno
 import json
 import os
@@ -35,6 +36,8 @@ from gnnsys.jobs.train_job import JobCancelled, JobFiles, train
 
 _TELL_SECONDS = 0.25  # between two messages about a job's pace
 _WAIT_SECONDS = 3600.0
+_MOST_NAMED = 5
+_AGAIN = "gnnsys: the job failed in a process that had run other jobs. It runs once more in a fresh one."
 _NO_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
@@ -78,6 +81,7 @@ class JobWorker:
         self.orders: queue.Queue[dict[str, Any]] = queue.Queue()
         self._threads = threads
         self._is_broken = False
+        self._num_jobs = 0
 
     def tell(self, answer: Mapping[str, Any]) -> None:
         data = json.dumps(answer).encode() + b"\n"
@@ -94,20 +98,26 @@ class JobWorker:
         self.tell({"did": "ready"})
         while True:
             order = self.orders.get()
-            if order["do"] == "run":
-                self._run(order)
-            elif order["do"] == "estimate":
-                self._estimate(order)
-            if self._is_broken:
-                self.tell({"did": "leave", "why": "an error of the device"})
+            run = {"run": self._run, "estimate": self._estimate}[order["do"]]
+            contextvars.copy_context().run(run, order)
+            why = "an error of the device" if self._is_broken else self._put_back()
+            if why is not None:
+                self.tell({"did": "leave", "why": why})
                 return 0
-            left = self._fresh.leftovers()
-            if left is not None:
-                kill_descendants(os.getpid())
-                self.tell({"did": "leave", "why": f"the job left {left} running"})
-                return 0
-            self._fresh.restore()
+            self._num_jobs += 1
             self.tell({"did": "ready"})
+
+    def _put_back(self) -> str | None:
+        """Why this process can run no other job; None if it is as it was when it was ready."""
+        if (left := self._fresh.leftovers()) is not None:
+            kill_descendants(os.getpid())
+            return f"the job left {left} running"
+        try:
+            self._fresh.restore()
+            changed = self._fresh.changes()
+        except Exception as error:  # a mode or a limit that the job has left
+            return f"what the job changed cannot be put back ({_one_line(error)})"
+        return f"the job changed {', '.join(changed[:_MOST_NAMED])}" if changed else None
 
     def _estimate(self, order: Mapping[str, Any]) -> None:
         spec = JobSpec.from_json(order["spec"])
@@ -143,8 +153,13 @@ class JobWorker:
             self.tell({"did": "begin", "job": job})
             with cap:
                 answer |= self._outcome(job, spec, order)
+            if self._num_jobs and answer["outcome"] == "failed":
+                answer["is_used"] = True
+                print(_AGAIN, file=sys.__stderr__)
         except OSError as error:  # the folder is gone, or the disk is full
-            answer |= {"outcome": "lost" if error.errno in NO_ROOM else "failed", "code": 1, "error": _one_line(error)}
+            if "outcome" not in answer:
+                lost = error.errno in NO_ROOM
+                answer |= {"outcome": "lost" if lost else "failed", "code": 1, "error": _one_line(error)}
         finally:
             for stream in (sys.stdout, sys.stderr):
                 with contextlib.suppress(OSError, ValueError):  # a job may have closed it

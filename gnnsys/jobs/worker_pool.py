@@ -31,6 +31,7 @@ class WorkerPool:
         self.idle: list[WorkerProcess] = []
         self._taken: set[WorkerProcess] = set()
         self._proven: set[WorkerProcess] = set()  # that were ready once: what goes wrong later is of a job
+        self._used: set[WorkerProcess] = set()  # that have run a job
         self._early: set[WorkerProcess] = set()  # taken, and ready again before the end of its job was written down
         self._failures: deque[float] = deque(maxlen=_MAX_FAILURES)
 
@@ -59,10 +60,23 @@ class WorkerPool:
     def can_take(self) -> bool:
         return bool(self.idle) if self.is_warm else len(self._taken) < self.count
 
-    def take(self) -> WorkerProcess:
-        worker = self.idle.pop() if self.is_warm else self.start()
+    def take(self, *, is_fresh: bool = False) -> WorkerProcess:
+        """One that has run a job, where there is one; with `is_fresh` one that has run none."""
+        if self.is_warm:
+            worker = next((each for each in self.idle if (each in self._used) != is_fresh), self.idle[-1])
+            self.idle.remove(worker)
+        else:
+            worker = self.start()
         self._taken.add(worker)
         return worker
+
+    def can_take_fresh(self) -> bool:
+        """Whether a worker is ready that has run no job. If none will be soon, one that has run others makes room."""
+        if not self.is_warm or any(each not in self._used for each in self.idle):
+            return True
+        if all(each in self._used for each in self._starting) and self.idle:
+            self.lost(self.idle[-1])
+        return False
 
     def is_taken(self, worker: WorkerProcess) -> bool:
         return worker in self._taken
@@ -85,6 +99,7 @@ class WorkerPool:
 
     def give_back(self, worker: WorkerProcess) -> None:
         """Its job has ended. It is ready for the next one when it says so."""
+        self._used.add(worker)
         self._taken.discard(worker)
         if worker in self._early and self.is_warm:
             self._early.discard(worker)
@@ -104,6 +119,7 @@ class WorkerPool:
         """It has ended, or has to; its exit code."""
         was_new = worker in self._starting and worker not in self._proven
         self._proven.discard(worker)
+        self._used.discard(worker)
         self._early.discard(worker)
         self._starting.pop(worker, None)
         self._taken.discard(worker)

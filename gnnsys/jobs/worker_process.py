@@ -86,6 +86,10 @@ class WorkerProcess:
         """Whether the process is gone, though a child of its job may hold the pipe."""
         return self._process.poll() is not None
 
+    def stopped(self) -> ProcessIdentity | None:
+        """The process, where it is stopped."""
+        return self.identity if self.identity is not None and self.identity.is_stopped() else None
+
     def kill(self) -> None:
         """With all that its job has started. In a process that was forked from its owner nothing is done."""
         if os.getpid() != self._owner:

@@ -102,6 +102,11 @@ class Case:
         self.num_neighbors: Any = fanouts()
         if r.random() < 0.3:
             self.num_neighbors = {t: fanouts() for t in self.graph.edge_types}
+        lists = list(self.fanouts().values())
+        for hop in range(hops):  # one without neighbours among others is refused
+            if not any(each[hop] for each in lists):
+                for each in lists:
+                    each[hop] = 2
         options["batch_size"] = r.choice([1, 3, 8, 100])
         options["shuffle"] = r.random() < 0.5
         options["drop_last"] = r.random() < 0.2
@@ -180,13 +185,15 @@ class Case:
         hold = HOLDERS[random.Random(self.number + num_threads).choice(list(HOLDERS))]
         if not self.is_links:
             ids = options.pop("ids", self.ids)
-            ids = graph.global_ids(ids, self.node_type) if isinstance(graph, DistGraph) else ids
-            return NeighborLoader(graph, num_neighbors, input_nodes=(self.node_type, hold(ids)), **options)
+            held = hold(ids)
+            nodes = (
+                graph.from_original(held, self.node_type) if isinstance(graph, DistGraph) else (self.node_type, held)
+            )
+            return NeighborLoader(graph, num_neighbors, input_nodes=nodes, **options)
         links = options.pop("links", self.links)
-        if isinstance(graph, DistGraph):
-            src, _, dst = self.edge_type
-            links = torch.stack([graph.global_ids(links[0], src), graph.global_ids(links[1], dst)])
         held = links.numpy() if self.number % 3 == 0 else links
+        if isinstance(graph, DistGraph):
+            held = graph.from_original(held, self.edge_type)
         return LinkNeighborLoader(graph, num_neighbors, edge_label_index=(self.edge_type, held), **options)
 
 
@@ -271,7 +278,7 @@ def _check_states(case: Case, batches: list[Batch]) -> None:
         _same(mine, theirs)
     again.close()
     others: list[dict[str, Any]] = [{"replace": not case.options["replace"]}]
-    others.append({"num_neighbors": {t: [f + 1 for f in fanouts] for t, fanouts in case.fanouts().items()}})
+    others.append({"num_neighbors": {t: [abs(f) + 1 for f in fanouts] for t, fanouts in case.fanouts().items()}})
     if case.is_links and not torch.equal(case.links.flip(1), case.links):
         others.append({"links": case.links.flip(1)})
     elif not case.is_links and not torch.equal(case.ids.flip(0), case.ids):

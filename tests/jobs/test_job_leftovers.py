@@ -27,7 +27,7 @@ def test_what_a_job_does_to_its_process_is_its_own(queue: Queue, tmp_path: Path)
     with service(queue.folder.path, workers=1) as running:
         ended = {job.number: job for job in running.run_until_empty(DEADLINE)}
     for number, said in failing.items():
-        assert ended[number].state is JobState.FAILED and ended[number].attempts == 1
+        assert ended[number].state is JobState.FAILED and ended[number].attempts <= 2, "once more in a fresh process"
         assert said in ended[number].error
     assert ended[escaped].state is JobState.DONE and all(ended[number].state.is_over for number in odd)
     assert ended[after].result == expected(dict(KINDS[0])) and queue.logs(after) == "hidden 4, seed 0\n"

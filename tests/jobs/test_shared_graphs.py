@@ -3,7 +3,6 @@ end is another's."""
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import select
@@ -12,7 +11,6 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -52,29 +50,6 @@ def some_tensors(size: int) -> dict[str, torch.Tensor]:
 
 def wrong_graph() -> list[int]:
     return [1]
-
-
-@pytest.fixture(scope="module")
-def one_holder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GraphHolder]:
-    folder = tmp_path_factory.mktemp("queue") / ("long-" * 30)  # a socket's own path may have 107 bytes
-    folder.mkdir(mode=0o700)
-    with forking(graph_holder):
-        kept = GraphHolder(folder)
-        yield kept
-        kept.close()
-    assert not list(folder.iterdir())
-
-
-@pytest.fixture
-def holder(one_holder: GraphHolder, monkeypatch: pytest.MonkeyPatch) -> Iterator[GraphHolder]:
-    """One that keeps nothing, and that this process finds."""
-    for name, value in one_holder.environment().items():
-        monkeypatch.setenv(name, value)
-    yield one_holder
-    shared_graphs._users.clear()  # closes the connection
-    gc.collect()
-    one_holder.drop()
-    assert one_holder.graphs() == []
 
 
 def equal(ours: Graph, theirs: Graph) -> bool:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from gnnsys.jobs.job_spec import JobSpec, make_spec
-from gnnsys.jobs.train_job import JobFiles, train, weights_digest
+from gnnsys.jobs.train_job import JobFiles, run_alone, train, weights_digest
 from tests.jobs.queue_jobs import FOLDER, NAME
 
 
@@ -110,3 +110,15 @@ def test_a_checkpoint_without_room_is_left_out(tmp_path: Path, monkeypatch):
 
     monkeypatch.setattr("gnnsys.checkpoint.Saver._write_files", no_room)
     assert run(spec, JobFiles(checkpoints=tmp_path / "checkpoints")) == run(spec) and tries > 1
+
+
+def test_the_page_about_jobs_shows_what_its_script_gives(tmp_path: Path, monkeypatch):
+    page = (FOLDER / "docs" / "jobs.md").read_text()
+    (tmp_path / "train_of_page.py").write_text(page.partition("# train.py\n")[2].partition("```")[0])
+    monkeypatch.syspath_prepend(str(tmp_path))
+    rows = [line.split() for line in page.splitlines() if " done " in line and line[0].isdigit()]
+    assert len(rows) >= 2
+    for _, _, hidden, lr, seed, loss, accuracy, _ in rows:
+        found = run_alone("train_of_page:job", {"hidden": int(hidden), "lr": float(lr)}, seed=int(seed))
+        assert found["loss"] == pytest.approx(float(loss), rel=1e-3)
+        assert found["accuracy"] == pytest.approx(float(accuracy), abs=0.002)
