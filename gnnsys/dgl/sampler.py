@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
 import dgl
@@ -15,6 +18,7 @@ from gnnsys.dgl.parts import PartsStructure
 from gnnsys.dgl.structure import DglStructure
 from gnnsys.graph import NodeType
 from gnnsys.loader import knows_words
+from gnnsys.ops import stream_key
 from gnnsys.sampling import Block, DistGraph, SampleKey, Sampler
 
 
@@ -51,34 +55,40 @@ class NeighborSampler(dgl.dataloading.BlockSampler):
         self._prob = prob
         self._mask = mask
         self._structures: weakref.WeakKeyDictionary[Any, DglStructure | PartsStructure] = weakref.WeakKeyDictionary()
+        self._keys: dict[int, Iterator[SampleKey]] = {}  # of the batch that a thread makes, by thread
 
     @property
     def prefetched(self) -> Prefetched:
         return Prefetched(self.prefetch_node_feats, self.prefetch_labels, self.prefetch_edge_feats)
 
-    def structure(self, g: Any) -> DglStructure | PartsStructure:
-        """Our view of a graph. Made once, and again if a DGL graph's edges or their probabilities were replaced."""
-        known = self._structures.get(g)
-        if known is None or not known.is_current(g):
-            make = PartsStructure if isinstance(g, DistGraph) else DglStructure
-            self._structures[g] = make(g, self.fanouts, self.replace, self._prob, self._mask)
+    def structure(self, g: Any, is_for_loader: bool = False) -> DglStructure | PartsStructure:
+        """Our view of a graph. Made again if its edges, their probabilities or the sampler's options changed."""
+        known, options = self._structures.get(g), (self.fanouts, self.replace, self._prob, self._mask)
+        if isinstance(g, DistGraph):
+            parts = known if isinstance(known, PartsStructure) else None
+            self._structures[g] = PartsStructure.of(g, *options, parts)
+        else:
+            view = known if isinstance(known, DglStructure) else None
+            self._structures[g] = DglStructure.of(g, *options, view, is_for_loader)
         return self._structures[g]
 
     def sample(self, g: Any, seed_nodes: Any, exclude_eids: Any = None) -> tuple[Any, Any, list[Any]]:
         """`sample_blocks` with prefetched features: read on access for a DGL graph, at once for a graph in parts."""
-        structure = self.structure(g)
-        if not isinstance(structure, PartsStructure):
+        if not isinstance(g, DistGraph):
             return super().sample(g, seed_nodes, exclude_eids)
         result = self.sample_blocks(g, seed_nodes, exclude_eids)
-        structure.fill(result[2], {}, self.prefetched)
+        self.structure(g).fill(result[2], {}, self.prefetched, None)
         return result
 
     def sample_blocks(self, g: Any, seed_nodes: Any, exclude_eids: Any = None) -> tuple[Any, Any, list[Any]]:
+        """(input nodes, output nodes, blocks) of these seeds. Edges of `exclude_eids` are never drawn."""
         structure = self.structure(g)
         sample = self.native(structure).sample(
             structure.by_type(seed_nodes), key=self._key(), exclude=structure.positions(exclude_eids)
         )
         blocks = self.to_dgl(structure, sample.blocks, sample.node)
+        for block in blocks:
+            structure.attach(block)
         return blocks[0].srcdata[dgl.NID], seed_nodes, blocks
 
     def to_dgl(
@@ -101,8 +111,19 @@ class NeighborSampler(dgl.dataloading.BlockSampler):
             "expand": "frontier",
         }
 
+    @contextmanager
+    def drawing(self, key: SampleKey) -> Iterator[None]:
+        """Until the context ends, this thread draws by `key` in place of torch's generator. Every draw differs."""
+        thread = threading.get_ident()
+        self._keys[thread] = (key._replace(seed=stream_key(key.seed, n) if n else key.seed) for n in count())
+        try:
+            yield
+        finally:
+            del self._keys[thread]
+
     def _key(self) -> SampleKey:
-        return draw_key()
+        keys = self._keys.get(threading.get_ident())
+        return draw_key() if keys is None else next(keys)
 
 
 def check_fanouts(fanouts: Any) -> None:

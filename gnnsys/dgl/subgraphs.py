@@ -21,7 +21,7 @@ from torch import Tensor
 
 from gnnsys.dgl.feature_names import Names, Prefetched
 from gnnsys.dgl.sampler import check_fanouts, draw_key
-from gnnsys.dgl.structure import DglStructure
+from gnnsys.dgl.structure import DglStructure, LoadedArrays
 from gnnsys.graph import EDGE, NODE, Graph, as_ids
 from gnnsys.loader import Batch, NeighborLoader, SubgraphLoader, knows_words
 from gnnsys.ops import CSC
@@ -38,6 +38,7 @@ from gnnsys.sampling import (
     ShadowSampler,
     cluster,
 )
+from gnnsys.seeds import Share
 
 SharedOut: TypeAlias = Callable[[Tensor], Tensor] | None  # a rank's share of ids, where there are several ranks
 
@@ -47,44 +48,47 @@ class InducedSampler(dgl.dataloading.Sampler):
 
     on_parts: ClassVar[str]  # what to use on a graph in parts
 
-    def __init__(self, node_feats: Names, edge_feats: Names, output_device: Any) -> None:
+    def __init__(self, output_device: Any) -> None:
         super().__init__()
         self.output_device = output_device
-        self._prefetched = Prefetched(node_feats, None, edge_feats)
         self._structures: weakref.WeakKeyDictionary[Any, DglStructure] = weakref.WeakKeyDictionary()
 
-    def structure(self, g: Any) -> DglStructure:
-        """Our view of a graph. Made once, and again if the graph's edges or their probabilities were replaced."""
+    @property
+    @abstractmethod
+    def prefetched(self) -> Prefetched:
+        """The features to prefetch."""
+
+    def structure(self, g: Any, is_for_loader: bool = False) -> DglStructure:
+        """Our view of a graph. Made again if its edges, their probabilities or the sampler's options changed."""
         if isinstance(g, DistGraph):
             raise ValueError(f"{type(self).__name__} samples DGL graphs: on parts use {self.on_parts}")
-        known = self._structures.get(g)
-        if known is None or not known.is_current(g):
-            self._structures[g] = self._view(g)
+        self._structures[g] = self._view(g, self._structures.get(g), is_for_loader)
         return self._structures[g]
 
-    def _view(self, g: Any) -> DglStructure:
-        return DglStructure(g, [], False, None, None)
+    def _view(self, g: Any, known: DglStructure | None, is_for_loader: bool) -> DglStructure:
+        return DglStructure.of(g, [], False, None, None, known, is_for_loader)
 
     @abstractmethod
     def make_loader(
-        self, g: Any, indices: Any, options: dict[str, Any], share: SharedOut = None
-    ) -> NeighborLoader | SubgraphLoader:
+        self, structure: DglStructure, indices: Any, options: dict[str, Any], share: SharedOut
+    ) -> tuple[NeighborLoader | SubgraphLoader, LoadedArrays]:
         """A loader whose batches are what `sample` returns, with features."""
 
     def _to_dgl(self, structure: DglStructure, sample: Sample) -> Any:
         """A subgraph whose features are read when a DataLoader of DGL's asks for them, or on access."""
         ends = {t: (sample.row[t], sample.col[t]) for t in sample.row}
         made = structure.to_subgraph(sample.node, ends, sample.edge)
-        set_node_lazy_features(made, self._prefetched.node_feats)
-        set_edge_lazy_features(made, self._prefetched.edge_feats)
+        structure.attach(made)
+        set_node_lazy_features(made, self.prefetched.node_feats)
+        set_edge_lazy_features(made, self.prefetched.edge_feats)
         return made if self.output_device is None else made.to(self.output_device)
 
 
 class _Filled:
     """The last stage of our loader: turns a batch into DGL's graph, with the features to prefetch."""
 
-    def __init__(self, structure: DglStructure, prefetched: Prefetched, flipped: bool = False) -> None:
-        self._structure, self._prefetched, self._flipped = structure, prefetched, flipped
+    def __init__(self, structure: DglStructure, arrays: LoadedArrays, flipped: bool = False) -> None:
+        self._structure, self._arrays, self._flipped = structure, arrays, flipped
 
     def __call__(self, batch: Batch) -> Any:
         node = {t: store["n_id"] for t, store in batch.nodes.items()}
@@ -93,7 +97,7 @@ class _Filled:
             src, dst = store["edge_index"]
             ends[t], edge[t] = (dst, src) if self._flipped else (src, dst), store["e_id"]
         made = self._structure.to_subgraph(node, ends, edge)
-        self._structure.fill_subgraph(made, {t: dict(store) for t, store in batch.nodes.items()}, self._prefetched)
+        self._structure.fill_subgraph(made, {t: dict(store) for t, store in batch.nodes.items()}, self._arrays)
         return made
 
 
@@ -118,7 +122,7 @@ class ClusterGCNSampler(InducedSampler):
         prefetch_edata: list[str] | None = None,
         output_device: Any = None,
     ) -> None:
-        super().__init__(prefetch_ndata or [], prefetch_edata or [], output_device)
+        super().__init__(output_device)
         self.prefetch_ndata, self.prefetch_edata = prefetch_ndata or [], prefetch_edata or []
         if balance_ntypes is not None or balance_edges:
             raise ValueError("clusters are balanced by nodes alone: leave balance_ntypes and balance_edges away")
@@ -142,6 +146,10 @@ class ClusterGCNSampler(InducedSampler):
         self.partition_offset = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
         self._native: weakref.WeakKeyDictionary[Any, ClusterSampler] = weakref.WeakKeyDictionary()
 
+    @property
+    def prefetched(self) -> Prefetched:
+        return Prefetched(self.prefetch_ndata, None, self.prefetch_edata)
+
     def sample(self, g: Any, partition_ids: Any) -> Any:
         """The subgraph of these clusters."""
         structure = self.structure(g)
@@ -151,14 +159,14 @@ class ClusterGCNSampler(InducedSampler):
         return self._to_dgl(structure, sample)
 
     def make_loader(
-        self, g: Any, indices: Any, options: dict[str, Any], share: SharedOut = None
-    ) -> NeighborLoader | SubgraphLoader:
-        structure = self.structure(g)
-        graph, _ = structure.to_load(self._prefetched)
-        filled: Any = _Filled(structure, self._prefetched)
+        self, structure: DglStructure, indices: Any, options: dict[str, Any], share: SharedOut
+    ) -> tuple[NeighborLoader | SubgraphLoader, LoadedArrays]:
+        graph, _, arrays = structure.to_load(self.prefetched)
+        filled: Any = _Filled(structure, arrays)
         numbers = as_ids(indices, self._clusters.num_clusters, "indices", "cluster").long().cpu()
         numbers = numbers if share is None else share(numbers)
-        return SubgraphLoader(graph, ClusterSampler(graph, self._clusters), inputs=numbers, transform=filled, **options)
+        sampler = ClusterSampler(graph, self._clusters)
+        return SubgraphLoader(graph, sampler, inputs=numbers, transform=filled, **options), arrays
 
 
 def _load_clusters(path: Path, k: int, num_nodes: int) -> Tensor:
@@ -198,7 +206,7 @@ class SAINTSampler(InducedSampler):
         prefetch_edata: list[str] | None = None,
         output_device: Any = "cpu",
     ) -> None:
-        super().__init__(prefetch_ndata or [], prefetch_edata or [], output_device)
+        super().__init__(output_device)
         self.prefetch_ndata, self.prefetch_edata = prefetch_ndata or [], prefetch_edata or []
         if mode not in ("node", "edge", "walk"):
             raise ValueError(f"mode must be 'node', 'edge' or 'walk', got {mode!r}")
@@ -208,6 +216,10 @@ class SAINTSampler(InducedSampler):
         self.mode, self.budget, self.cache = mode, budget, cache
         self._native: weakref.WeakKeyDictionary[Any, SaintSampler] = weakref.WeakKeyDictionary()
 
+    @property
+    def prefetched(self) -> Prefetched:
+        return Prefetched(self.prefetch_ndata, None, self.prefetch_edata)
+
     def _make(self, graph: Graph, num_subgraphs: int) -> SaintSampler:
         options: dict[str, Any] = {"num_subgraphs": num_subgraphs, "coverage": 0, "ascending": True}
         if not isinstance(self.budget, int):
@@ -215,8 +227,8 @@ class SAINTSampler(InducedSampler):
         kind = SaintNodeSampler if self.mode == "node" else SaintEdgeSampler
         return kind(graph, self.budget, **options)
 
-    def _view(self, g: Any) -> DglStructure:
-        structure = super()._view(g)
+    def _view(self, g: Any, known: DglStructure | None, is_for_loader: bool) -> DglStructure:
+        structure = super()._view(g, known, is_for_loader)
         if not structure.is_plain:
             raise ValueError("SAINTSampler is for graphs with one node and edge type: pass dgl.to_homogeneous(g)")
         return structure
@@ -230,10 +242,9 @@ class SAINTSampler(InducedSampler):
         return self._to_dgl(structure, replace(sample, row=sample.col, col=sample.row))
 
     def make_loader(
-        self, g: Any, indices: Any, options: dict[str, Any], share: SharedOut = None
-    ) -> NeighborLoader | SubgraphLoader:
-        structure = self.structure(g)
-        graph, _ = structure.to_load(self._prefetched)
+        self, structure: DglStructure, indices: Any, options: dict[str, Any], share: SharedOut
+    ) -> tuple[NeighborLoader | SubgraphLoader, LoadedArrays]:
+        graph, _, arrays = structure.to_load(self.prefetched)
         # Which of the indices does not matter; a subgraph has a number, and ranks must not have the same.
         positions = torch.arange(len(indices), device="cpu")
         mine = positions if share is None else share(positions)
@@ -241,8 +252,9 @@ class SAINTSampler(InducedSampler):
         inputs = inputs[: mine.numel() // options["batch_size"]] if options["drop_last"] else inputs
         flipped = _flipped(graph)
         sampler = self._make(flipped, max(1, len(indices)))
-        filled: Any = _Filled(structure, self._prefetched, flipped=True)
-        return SubgraphLoader(flipped, sampler, inputs=inputs, transform=filled, **{**options, "batch_size": 1})
+        filled: Any = _Filled(structure, arrays, flipped=True)
+        options = {**options, "batch_size": 1}
+        return SubgraphLoader(flipped, sampler, inputs=inputs, transform=filled, **options), arrays
 
 
 def _flipped(graph: Graph) -> Graph:
@@ -268,14 +280,18 @@ class ShaDowKHopSampler(InducedSampler):
         prefetch_edge_feats: Names = None,
         output_device: Any = None,
     ) -> None:
-        super().__init__(prefetch_node_feats, prefetch_edge_feats, output_device)
+        super().__init__(output_device)
         self.prefetch_node_feats, self.prefetch_edge_feats = prefetch_node_feats, prefetch_edge_feats
         check_fanouts(fanouts)
         self.fanouts, self.replace, self.prob = list(fanouts), replace, prob
         self._native: weakref.WeakKeyDictionary[Any, ShadowSampler] = weakref.WeakKeyDictionary()
 
-    def _view(self, g: Any) -> DglStructure:
-        return DglStructure(g, self.fanouts, self.replace, self.prob, None)
+    @property
+    def prefetched(self) -> Prefetched:
+        return Prefetched(self.prefetch_node_feats, None, self.prefetch_edge_feats)
+
+    def _view(self, g: Any, known: DglStructure | None, is_for_loader: bool) -> DglStructure:
+        return DglStructure.of(g, self.fanouts, self.replace, self.prob, None, known, is_for_loader)
 
     def _make(self, structure: DglStructure, graph: Graph) -> ShadowSampler:
         options: dict[str, Any] = {"replace": self.replace, "weight": structure.weight}
@@ -292,18 +308,19 @@ class ShaDowKHopSampler(InducedSampler):
         return made.ndata[dgl.NID], seed_nodes, made
 
     def make_loader(
-        self, g: Any, indices: Any, options: dict[str, Any], share: SharedOut = None
-    ) -> NeighborLoader | SubgraphLoader:
-        structure = self.structure(g)
-        graph, _ = structure.to_load(self._prefetched)
+        self, structure: DglStructure, indices: Any, options: dict[str, Any], share: SharedOut
+    ) -> tuple[NeighborLoader | SubgraphLoader, LoadedArrays]:
+        graph, _, arrays = structure.to_load(self.prefetched)
         chosen = structure.by_type(indices)
         if len(chosen) != 1:
             raise ValueError(f"indices must be of one node type, got {list(chosen)}: use one DataLoader for each")
-        filled: Any = _Rooted(_Filled(structure, self._prefetched))
+        filled: Any = _Rooted(_Filled(structure, arrays))
         sampler = self._make(structure, graph)
         node_type, nodes = next(iter(chosen.items()))
-        seeds = (node_type, nodes if share is None else share(nodes))
-        return NeighborLoader(graph, sampler=sampler, input_nodes=seeds, transform=filled, **options)
+        if isinstance(nodes, Share) and share is not None:
+            raise ValueError("use_ddp shares indices out, and these are a rank's share already: leave use_ddp away")
+        seeds = nodes if isinstance(nodes, Share) else (node_type, nodes if share is None else share(nodes))
+        return NeighborLoader(graph, sampler=sampler, input_nodes=seeds, transform=filled, **options), arrays
 
 
 class _Rooted:

@@ -14,8 +14,10 @@ dgl = pytest.importorskip("dgl", reason="dgl is not installed")
 
 import gnnsys.dgl as ours  # noqa: E402
 from gnnsys.graph import NODE, from_dgl  # noqa: E402
+from gnnsys.partition import Placement  # noqa: E402
 from gnnsys.sampling import NeighborSampler as OurSampler  # noqa: E402
 from gnnsys.sampling import SampleKey  # noqa: E402
+from gnnsys.seeds import split  # noqa: E402
 from tests.loader.test_inputs import HOLDERS, mask_of  # noqa: E402
 
 
@@ -355,3 +357,59 @@ def test_scripts_read_what_dgls_loader_has() -> None:
     assert loader.indices is indices and (loader.batch_size, loader.drop_last, loader.num_workers) == (3, True, 1)
     with loader.enable_cpu_affinity(loader_cores=[0], compute_cores=[0], verbose=False):
         assert sum(1 for _ in loader) == 3
+
+
+def test_the_loaders_dataset_is_dgls() -> None:
+    plain, typed = plain_graph(), typed_graph()
+    for g, indices in (
+        (plain, torch.arange(10)),
+        (plain, {"_N": torch.arange(10)}),
+        (typed, {"p": torch.arange(10), "a": torch.arange(5)}),
+    ):
+        options = {"batch_size": 4, "drop_last": False}
+        loader = ours.DataLoader(g, indices, ours.NeighborSampler([2]), **options)
+        theirs = dgl.dataloading.DataLoader(g, indices, dgl.dataloading.NeighborSampler([2]), **options)
+        assert len(loader.dataset) == len(theirs.dataset) == len(loader)
+        for a, b in zip(loader.dataset, theirs.dataset, strict=True):
+            a, b = (a, b) if isinstance(indices, dict) else ({"": a}, {"": b})
+            assert {t: ids.tolist() for t, ids in a.items()} == {t: ids.tolist() for t, ids in b.items()}
+    shuffled = ours.DataLoader(plain, torch.arange(50), ours.NeighborSampler([2]), batch_size=9, shuffle=True)
+    for _ in range(2):
+        told = list(shuffled.dataset)
+        assert all(torch.equal(ids, output) for ids, (_, output, _) in zip(told, shuffled, strict=True))
+
+
+@pytest.mark.parametrize("make", [ours.NeighborSampler, ours.LaborSampler], ids=["neighbors", "labor"])
+def test_seeds_of_several_types_are_batched_as_dgl_batches_them(make: Any) -> None:
+    g, indices = typed_graph(), {"p": torch.arange(30), "a": torch.arange(50).flip(0)}
+    loader = ours.DataLoader(g, indices, make([3, 3]), batch_size=16)
+    theirs = dgl.dataloading.DataLoader(g, indices, dgl.dataloading.NeighborSampler([3, 3]), batch_size=16)
+    assert len(loader) == len(theirs) == 5
+    for (input_nodes, output_nodes, blocks), (_, wanted, _) in zip(loader, theirs, strict=True):
+        assert {t: ids.tolist() for t, ids in output_nodes.items()} == {t: ids.tolist() for t, ids in wanted.items()}
+        for t, ids in output_nodes.items():
+            assert torch.equal(blocks[-1].dstnodes[t].data[dgl.NID], ids)
+            assert torch.equal(blocks[0].srcnodes[t].data["feat"], g.nodes[t].data["feat"][input_nodes[t]])
+        for block in blocks:
+            for edge_type in g.canonical_etypes:
+                edge_set(g, block, edge_type)
+
+
+def test_what_split_returns_is_taken_by_type() -> None:
+    g = typed_graph()
+    g.nodes["p"].data["train_mask"] = torch.arange(80) % 2 == 0
+    shares = [
+        split(from_dgl(g), {"p": "train", "a": None}, placement=Placement(rank, (0, 0, 0), ())) for rank in range(3)
+    ]
+    loaders = [ours.DataLoader(g, share, ours.NeighborSampler([2]), batch_size=8) for share in shares]
+    assert len({len(loader) for loader in loaders}) == 1
+    batches = [output_nodes for loader in loaders for _, output_nodes, _ in loader]
+    for t, expected in (("p", torch.arange(0, 80, 2)), ("a", torch.arange(50))):
+        assert torch.equal(torch.cat([ids[t] for ids in batches if t in ids]).sort().values, expected)
+    (only,) = [share["p"] for share in shares[:1]]
+    for indices in (only, {"p": only}):
+        for sampler in (ours.NeighborSampler([2]), ours.ShaDowKHopSampler([2])):
+            loader = ours.DataLoader(g, indices, sampler, batch_size=100)
+            assert torch.equal(torch.cat([batch[1]["p"] for batch in loader]), only.ids)
+        with pytest.raises(ValueError, match="leave use_ddp away"):
+            ours.DataLoader(g, indices, ours.NeighborSampler([2]), use_ddp=True)

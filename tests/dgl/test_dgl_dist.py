@@ -97,7 +97,7 @@ def test_batches_are_those_of_the_whole_graph(plain, options: dict) -> None:
     for mine in graphs[::2] if not options else graphs[1:2]:
         kwargs: Any = {"batch_size": 16, "seed": 4, "shuffle": True}
         parted = ours.DataLoader(
-            mine, mine.global_ids(SEEDS), ours.NeighborSampler([3, 4], **options, **FEATURES), **kwargs
+            mine, mine.from_original(SEEDS), ours.NeighborSampler([3, 4], **options, **FEATURES), **kwargs
         )
         whole = ours.DataLoader(g, SEEDS, ours.NeighborSampler([3, 4], **options, **FEATURES), **kwargs)
         assert len(parted) == len(whole) == 4
@@ -115,7 +115,7 @@ def test_typed_batches_are_those_of_the_whole_graph(hetero) -> None:
     g, graphs = hetero
     fanouts = [{"cites": 3, WRITES: 2, "rev_writes": -1}, {"cites": 4, "writes": 4}]
     for mine in graphs:
-        papers = {"paper": mine.global_ids(PAPERS, "paper")}
+        papers = {"paper": mine.from_original(PAPERS, "paper")}
         parted = ours.DataLoader(mine, papers, ours.NeighborSampler(fanouts, **TYPED_FEATURES), batch_size=16, seed=4)
         whole = ours.DataLoader(
             g, {"paper": PAPERS}, ours.NeighborSampler(fanouts, **TYPED_FEATURES), batch_size=16, seed=4
@@ -146,7 +146,7 @@ def test_all_of_a_mask_is_refused_among_several_ranks(plain, monkeypatch) -> Non
     monkeypatch.setattr(mine, "placement", Placement(0, (0, 1), (0,) * mine.parts.num_parts))
     with pytest.raises(ValueError, match=r'2 ranks.* write gnnsys.split\(graph, "train"\)'):
         ours.DataLoader(mine, "train", ours.NeighborSampler([2]))
-    ours.DataLoader(mine, SEEDS, ours.NeighborSampler([2])).close()
+    ours.DataLoader(mine, mine.from_global(SEEDS), ours.NeighborSampler([2])).close()
 
 
 @pytest.mark.usefixtures("one_epoch")
@@ -169,7 +169,7 @@ def test_edges_that_a_mask_leaves_out_are_never_drawn(plain) -> None:
     keep = torch.arange(900) % 3 > 0
     sampler = ours.NeighborSampler([-1, -1], mask="keep", prefetch_edge_feats=["keep"])
     options: Any = {"batch_size": 20, "num_workers": 1}
-    parted = ours.DataLoader(mine, mine.global_ids(SEEDS), sampler, **options)
+    parted = ours.DataLoader(mine, mine.from_original(SEEDS), sampler, **options)
     whole = ours.DataLoader(g, SEEDS, ours.NeighborSampler([-1, -1], mask="keep"), **options)
     for a, b in zip(parted, whole, strict=True):
         for theirs, blocks in zip(b[2], a[2], strict=True):
@@ -178,7 +178,7 @@ def test_edges_that_a_mask_leaves_out_are_never_drawn(plain) -> None:
             assert drawn.sort().values.tolist() == theirs.edata[dgl.EID].sort().values.tolist()
     parted.close()
     whole.close()
-    few = ours.DataLoader(mine, torch.arange(120), ours.NeighborSampler([3], mask="keep"), batch_size=120)
+    few = ours.DataLoader(mine, mine.from_global(range(120)), ours.NeighborSampler([3], mask="keep"), batch_size=120)
     ((_, _, (block,)),) = few
     assert bool(keep[mine.original_edge_ids(block.edata[dgl.EID])].all()) and block.num_edges() > 200
     few.close()
@@ -194,7 +194,11 @@ def test_shares_have_equal_steps_and_masks_are_named(plain) -> None:
         placement = Placement(rank, (0, 1, 2, 2), (0, 1, 2))
         mine = graphs[placement.machine]
         loader = ours.DataLoader(
-            mine, split(mine, SEEDS, placement=placement), ours.NeighborSampler([2]), batch_size=4, shuffle=True
+            mine,
+            split(mine, mine.from_global(SEEDS), placement=placement),
+            ours.NeighborSampler([2]),
+            batch_size=4,
+            shuffle=True,
         )
         seen += [output for _, output, _ in loader]
         steps.add(len(loader))
@@ -212,7 +216,7 @@ def test_a_dgl_model_trains_on_blocks_from_parts(plain) -> None:
     _, (mine, *_) = plain
     layers = torch.nn.ModuleList([dgl.nn.SAGEConv(4, 8, "mean"), dgl.nn.SAGEConv(8, 2, "mean")])
     sampler = ours.NeighborSampler([3, 3], prefetch_node_feats=["x"], prefetch_labels=["t"])
-    for _, output_nodes, blocks in ours.DataLoader(mine, torch.arange(60), sampler, batch_size=30):
+    for _, output_nodes, blocks in ours.DataLoader(mine, mine.from_global(range(60)), sampler, batch_size=30):
         h = blocks[0].srcdata["x"]
         for layer, block in zip(layers, blocks, strict=True):
             h = layer(block, h)
@@ -230,15 +234,15 @@ def test_a_dgl_model_trains_on_blocks_from_parts(plain) -> None:
         ({"prefetch_node_feats": ["nothing"]}, {}, "prefetch_node_feats: 'node' has no 'nothing'"),
         ({"prefetch_edge_feats": ["x"]}, {}, "prefetch_edge_feats"),
         ({"fanouts": [{"likes": 2}]}, {}, "edge type 'likes' must be one of"),
-        ({}, {"indices": torch.tensor([120])}, "indices must be in"),
+        ({}, {"indices": torch.tensor([1])}, r"indices: .* graph.from_original\(ids\)"),
         ({}, {"indices": "train", "use_ddp": True}, r"gnnsys.split\(graph, 'train'\)"),
     ],
 )
 def test_what_cannot_be_done_says_so_early(plain, sampler: dict, options: dict, message: str) -> None:
     _, (mine, *_) = plain
-    arguments: Any = {"indices": torch.arange(5), **options}
+    arguments: Any = {"indices": mine.from_global(range(5)), **options}
     with pytest.raises(ValueError, match=message):
         ours.DataLoader(mine, graph_sampler=ours.NeighborSampler(**{"fanouts": [2], **sampler}), **arguments)
-    share = split(mine, SEEDS, placement=Placement(0, (0,), (0, 0, 0)))
+    share = split(mine, mine.from_global(SEEDS), placement=Placement(0, (0,), (0, 0, 0)))
     with pytest.raises(ValueError, match="leave use_ddp away"):
         ours.DataLoader(mine, share, ours.NeighborSampler([2]), use_ddp=True)
