@@ -22,7 +22,7 @@ from gnnsys.comm.errors import (
 from gnnsys.comm.fair_queue import FairQueue
 from gnnsys.comm.joining import LaunchInfo, join
 from gnnsys.comm.key_file import make_key, read_key
-from gnnsys.comm.keys import CURVE, Keys
+from gnnsys.comm.keys import CURVE, OLDEST_CRYPTOGRAPHY, Keys, check_can_seal
 from gnnsys.comm.kinds import Kind
 from gnnsys.comm.lanes import default_lanes, default_server_io_threads, default_server_threads
 from gnnsys.comm.pending import Pending
@@ -51,6 +51,7 @@ __all__ = [
     "INLINE_BELOW",
     "LINK_PAYLOAD",
     "LOOPBACK",
+    "OLDEST_CRYPTOGRAPHY",
     "Accounts",
     "BatchLoop",
     "BoundedStore",
@@ -88,6 +89,7 @@ __all__ = [
     "UnnamedMemory",
     "WireError",
     "agree_on_address",
+    "check_can_seal",
     "close_in_forks",
     "current_context",
     "default_lanes",

@@ -25,7 +25,7 @@ from gnnsys.comm.client_replies import ClientReplies
 from gnnsys.comm.context import RequestContext, current_context, first_given
 from gnnsys.comm.counters import Tally
 from gnnsys.comm.errors import Closed, CommError, ShardLost, WireError
-from gnnsys.comm.keys import Keys
+from gnnsys.comm.keys import Keys, check_can_seal
 from gnnsys.comm.kinds import Kind, kind_name
 from gnnsys.comm.lane_agreements import LaneAgreements
 from gnnsys.comm.led_socket import LedSocket
@@ -84,6 +84,8 @@ class Client:
             raise ValueError(f"lost_after ({lost_after}) must be longer than ping_interval ({ping_interval})")
         if not 1 <= lanes <= MAX_LANES:
             raise ValueError(f"lanes is {lanes}; it must be a whole number from 1 to {MAX_LANES}")
+        if keys is not None and keys.seals:
+            check_can_seal()
         uid = make_name()
         self.lanes = lanes
         self._links = {peer: Link(peer, endpoint, uid, lanes) for peer, endpoint in peers.items()}
@@ -145,8 +147,8 @@ class Client:
         """Sends a request and returns at once. Large arrays are not copied: leave them alone until the reply came.
 
         `batch`, `loader`, `priority` and `path` that are left out are as the current `RequestContext` says; priority
-        and path that this leaves out are the client's own, `context`. `reply_bytes` is how long the reply will be,
-        where the caller knows that: lanes are chosen by it.
+        and path that this leaves out are the client's own, `context`. `reply_bytes` is the expected size
+        of the reply, 0 if unknown. It decides which connection carries the request.
         """
         timeout = self._checked(timeout)
         request_id, context = next(self._ids), current_context()
@@ -192,7 +194,7 @@ class Client:
         link = self._links.get(peer)
         if link is None:
             raise ValueError(f"no peer {peer}; this client knows {sorted(self._links)}")
-        connection = link.connection_for(kind)
+        connection = link.connection_for(kind, reply_bytes)
         pending = Pending(
             peer, kind, request_id, connection, frames, timeout, self._limits, self, _REQUEST_LOAD + reply_bytes
         )

@@ -18,7 +18,7 @@ from gnnsys.comm import wire
 from gnnsys.comm.arrays import ReceivedFrame
 from gnnsys.comm.client_quotas import SendWindow, client_of, peer_of
 from gnnsys.comm.errors import ShardLost, TrainerLost
-from gnnsys.comm.kinds import kind_name
+from gnnsys.comm.kinds import is_change, kind_name
 from gnnsys.comm.reply_pacing import ReplyPacer
 from gnnsys.comm.request import Handlers, Reply, Request
 from gnnsys.comm.sealed_sessions import SealedMessage
@@ -97,7 +97,12 @@ class Job:
             self.fail(error)
 
     def _must_wait(self) -> bool:
-        """Whether it was parked: until its client has read more, or until it is its turn at the client's rate."""
+        """Parks the job until its client has read more or its rate allows it. Returns whether it was parked.
+
+        A reply to a change is never parked: it has a few bytes, and all ranks may wait for it.
+        """
+        if is_change(self.header.kind):
+            return False
         return self._window.park(self) or (self._pacer is not None and self._pacer.park(self._peer, self))
 
     def _begin(self, handlers: Handlers, limits: Limits) -> None:

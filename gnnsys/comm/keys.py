@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import platform
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import zmq
 from zmq.utils import z85
 
 CURVE = "curve"  # of `encrypts`
+OLDEST_CRYPTOGRAPHY = "47"  # whose ciphers write into memory that is there
 BULK_DOMAIN = b"gnnsys-bulk"  # of the port for sealed messages
 _ZAP = "inproc://zeromq.zap.01"  # where libzmq asks, in the context of the socket (RFC 27)
 
@@ -45,6 +48,9 @@ class Keys:
 
     @classmethod
     def generate(cls, *, encrypts: bool | str = True) -> Keys:
+        """A new pair. ValueError if rows are to be sealed and this host cannot."""
+        if encrypts is True:
+            check_can_seal()
         public, secret = zmq.curve_keypair()
         return cls(public.decode(), secret.decode(), encrypts)
 
@@ -77,6 +83,26 @@ class Keys:
         socket.curve_server = True
         socket.curve_publickey = self.public.encode()
         socket.curve_secretkey = self.secret.encode()
+
+
+def check_can_seal() -> None:
+    """Raises ValueError, with what to install, if this host cannot seal rows.
+
+    Without this check the first pull would fail, and look like a server that does not answer.
+    """
+    try:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        if hasattr(AESGCM, "encrypt_into") and hasattr(AESGCM, "decrypt_into"):
+            return
+        found = f"version {version('cryptography')}"
+    except (ImportError, PackageNotFoundError) as error:
+        found = f"none that can be imported ({error})"
+    raise ValueError(
+        f"rows between machines are sealed by the package cryptography, {OLDEST_CRYPTOGRAPHY} or newer, and "
+        f"{platform.node() or 'this host'} has {found}: pip install 'cryptography>={OLDEST_CRYPTOGRAPHY}', or use "
+        "gnnsys.init(encrypt='curve'), which does without"
+    )
 
 
 def protect_bulk_client(socket: zmq.Socket, session: bytes, token: bytes) -> None:

@@ -89,6 +89,15 @@ def is_spread(kind: int) -> bool:
     return kind in _SPREAD_KINDS
 
 
+# What changes rows. Order matters, replies are a few bytes, and a step's reply holds up the rank that waits for it.
+_CHANGE_KINDS = frozenset((Kind.PUSH, Kind.STEP))
+
+
+def is_change(kind: int) -> bool:
+    """Whether a request changes rows. Such requests keep their order and never queue behind rows being read."""
+    return kind in _CHANGE_KINDS
+
+
 def kind_name(kind: int) -> str:
     """For messages to people and for counters: `PULL`, or the bare number where it is nobody's."""
     try:

@@ -1,8 +1,11 @@
 """A client's connections to one peer, and whether the peer is alive.
 
 One DEALER for control, and one or more for bulk traffic: its lanes. libzmq encrypts a connection in one thread, so
-several carry more than one does. Where rows are on their way on all of them, structure has a connection of its own: on
-a slow link it would else wait until all these rows were sent, and the next batch could not be sampled meanwhile.
+several carry more than one does. What is sent on a connection waits until all before it was sent, which takes long on a
+slow link. So short replies keep off lanes that carry many rows: there is one more connection, aside, for structure and
+for few rows. Otherwise no batch could be sampled while rows of others are sent, and a look-up of an embedding would
+wait for features that are prefetched. Pushes and steps always have a connection of their own. A rank waits for the
+reply to its step, which may come long after the request, when any lane may carry rows.
 Anything a peer sends shows that it lives; its silence matters only while something is outstanding. Where nothing was
 heard of a request for long, or since the peer came back, the peer is asked about it on the same connection. That
 question arrives after the request. If the peer does not know the request then, it was lost, and only then is it sent
@@ -25,13 +28,15 @@ from gnnsys.comm import wire
 from gnnsys.comm.client_quotas import CLIENT_NAME_BYTES
 from gnnsys.comm.errors import ShardLost
 from gnnsys.comm.keys import Keys, protect_bulk_client
-from gnnsys.comm.kinds import BULK, CONTROL, is_spread, is_structure, kind_name, traffic_class
+from gnnsys.comm.kinds import BULK, CONTROL, is_change, is_spread, is_structure, kind_name, traffic_class
 from gnnsys.comm.lane_sealing import LaneSealing
 from gnnsys.comm.led_socket import LedSocket
 from gnnsys.comm.pending import Pending
 from gnnsys.comm.sockets import WakeUp, bulk_place, connect, make_socket
 
 CLASSES = (CONTROL, BULK)
+_SHORT_REPLY = 1 << 18  # bytes; at 100 Mbit/s they take 20 ms
+_LONG_WAIT = 1 << 20  # bytes outstanding on a lane, behind which a short reply would be late
 
 
 class Connection:
@@ -88,14 +93,17 @@ class Link:
         self.waiting_since = 0.0  # when requests began to be outstanding
         self.control = Connection(CONTROL)
         self.lanes = [Connection(BULK, lane) for lane in range(num_lanes)]
-        self.aside = Connection(BULK, num_lanes)  # for structure, while rows are on their way on every lane
-        self.bulk = [*self.lanes, self.aside]
+        self.aside = Connection(BULK, num_lanes)  # for short replies, while rows are on their way on every lane
+        self.changes = Connection(BULK, num_lanes + 1)  # for pushes and steps
+        self.bulk = [*self.lanes, self.aside, self.changes]
         self.connections = [self.control, *self.bulk]
         self._name = name
 
-    def connection_for(self, kind: int) -> Connection:
-        """What a request of this kind travels on: where it may take any lane, the one with the smallest load. Structure
-        keeps off lanes with rows.
+    def connection_for(self, kind: int, reply_bytes: int = 0) -> Connection:
+        """Chooses the connection for a request: by default the least loaded lane. Structure avoids lanes that carry
+        rows, short replies avoid lanes that carry many, and requests that change rows avoid all lanes.
+
+        `reply_bytes`: how long the reply will be, 0 where that is not known.
 
         Lanes are opened one after the other: the next one once the peer has answered on the last. A server gives a new
         connection to that of its threads which has the fewest, and knows by then how many each has.
@@ -103,13 +111,17 @@ class Link:
         lanes = self.lanes
         if traffic_class(kind) is CONTROL:
             return self.control
+        if is_change(kind):
+            return self.changes
         if not is_spread(kind):
             return lanes[0]
         num_open = 1
         while num_open < len(lanes) and lanes[num_open - 1].is_heard:
             num_open += 1
         lane = lanes[0] if num_open == 1 else min(lanes[:num_open], key=lambda lane: lane.load)
-        return self.aside if is_structure(kind) and lane.carries_rows() else lane
+        if is_structure(kind):
+            return self.aside if lane.carries_rows() else lane
+        return self.aside if 0 < reply_bytes <= _SHORT_REPLY and lane.load > _LONG_WAIT else lane
 
     def open(
         self, connection: Connection, context: zmq.Context, keys: Keys | None, wake_up: WakeUp, epoll: select.epoll
@@ -173,8 +185,8 @@ class Link:
     def overdue(self, pending: Pending, rank: int) -> str:
         """What is said of a request that was not answered in its time."""
         busy = f"; it had no room for the request: {pending.refusal}" if pending.refusal else ""
-        port = self.lanes[0].sealing.port
-        if port and pending.connection.traffic_class == BULK and not any(lane.is_heard for lane in self.bulk):
+        port = pending.connection.sealing.port
+        if port and not any(connection.is_heard for connection in self.bulk):
             busy += f"; nothing came from its port {port}, where rows are sealed: open it, or say encrypt='curve'"
         heard = f"last heard of {time.monotonic() - self.last_heard:.1f} s ago" if self.last_heard else "never heard of"
         return (

@@ -25,7 +25,7 @@ from gnnsys.comm.client_quotas import ClientQuotas, client_of, peer_of
 from gnnsys.comm.counters import ServiceTimes, Tally
 from gnnsys.comm.errors import WireError
 from gnnsys.comm.job import Job
-from gnnsys.comm.keys import Gate, Keys, protect_bulk_server
+from gnnsys.comm.keys import Gate, Keys, check_can_seal, protect_bulk_server
 from gnnsys.comm.kinds import Kind, kind_name
 from gnnsys.comm.liveness import Liveness
 from gnnsys.comm.reply_pacing import ReplyPacer
@@ -90,6 +90,8 @@ class Server:
         open_to_all = [endpoint for endpoint in bind if not is_loopback(endpoint)]
         if open_to_all and keys is None:
             raise ValueError(f"{open_to_all[0]!r} is open to other machines: pass keys=Keys.generate()")
+        if keys is not None and keys.seals:
+            check_can_seal()
         for what, count in (("threads", threads), ("native_threads", native_threads), ("io_threads", io_threads)):
             if count < 1:
                 raise ValueError(f"{what} is {count}; it must be at least 1")

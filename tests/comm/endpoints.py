@@ -34,18 +34,23 @@ def joined(handlers: Mapping[int, Handler], *, client: Any = None, **server: Any
 
 
 class Proxy:
-    """Forwards TCP connections to an endpoint; can swallow what one side says, and cut one connection or all."""
+    """Forwards TCP connections to an endpoint; can swallow what one side says, hold a connection up, cut one or all.
 
-    def __init__(self, endpoint: str) -> None:
+    It listens at `place`, an address and a port, or a port that is free.
+    """
+
+    def __init__(self, endpoint: str, place: tuple[str, int] = ("127.0.0.1", 0)) -> None:
         host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
         self._target = (host, int(port))
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.endpoint = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._listener = socket.create_server(place)
+        self.endpoint = f"tcp://{place[0]}:{self._listener.getsockname()[1]}"
         self._pairs: dict[socket.socket, tuple[socket.socket, bool]] = {}  # the other end, and whether it is the server
         self._wake, self._woken = socket.socketpair()
         self._cut = self._closed = False
         self._joined: list[socket.socket] = []  # the clients' ends of all connections so far
         self._cut_off: list[int] = []  # numbers of connections that are cut next
+        self._held: set[socket.socket] = set()  # the clients' ends of connections on which nothing is forwarded
+        self._orders: list[tuple[set[int], threading.Event]] = []  # numbers of those that are held next
         self.swallow = ""  # what is lost from now on: "replies" or "requests"
         self._swallowed = 0  # bytes
         self._changed = threading.Condition()
@@ -72,6 +77,20 @@ class Proxy:
         self._cut_off.append(number)
         self._wake.send(b"x")
 
+    def hold(self, number: int) -> None:
+        """Forwards nothing more on the connection that was made after `number` others, either way. Nothing is lost."""
+        self._order({number})
+
+    def let_go(self) -> None:
+        """Forwards what was held up, and what comes."""
+        self._order(set())
+
+    def _order(self, held: set[int]) -> None:
+        done = threading.Event()
+        self._orders.append((held, done))
+        self._wake.send(b"x")
+        assert done.wait(DEADLINE)
+
     def close(self) -> None:
         self._closed = True
         self._wake.send(b"x")
@@ -81,7 +100,7 @@ class Proxy:
 
     def _run(self) -> None:
         while not self._closed:
-            ready = wait([self._listener, self._woken, *self._pairs], DEADLINE)
+            ready = wait([self._listener, self._woken, *self._flowing()], DEADLINE)
             for each in ready:
                 if each is self._woken:
                     each.recv(100)
@@ -91,11 +110,19 @@ class Proxy:
                     self._forward(each)
             while self._cut_off:
                 self._part(self._joined[self._cut_off.pop()])
+            while self._orders:
+                held, done = self._orders.pop(0)
+                self._held = {self._joined[number] for number in held}
+                done.set()
             if self._cut or self._closed:
                 self._cut, self.swallow, self._swallowed = False, "", 0
                 for each in list(self._pairs):
                     each.close()
                 self._pairs.clear()
+
+    def _flowing(self) -> list[socket.socket]:
+        """The ends that are read, of connections that are not held up."""
+        return [end for end, (other, _) in self._pairs.items() if not {end, other} & self._held]
 
     def _join(self, near: socket.socket) -> None:
         far = socket.create_connection(self._target, timeout=DEADLINE)

@@ -22,7 +22,7 @@ from gnnsys.comm import (
 )
 from gnnsys.comm.client import MAX_LANES
 from gnnsys.comm.client_quotas import client_of
-from gnnsys.comm.kinds import BULK, is_spread, is_structure, traffic_class
+from gnnsys.comm.kinds import BULK, is_change, is_spread, is_structure, traffic_class
 from tests.comm.endpoints import DEADLINE, Proxy, joined, until
 
 LANES = 3
@@ -78,17 +78,21 @@ def test_a_request_takes_the_lane_with_the_least_to_carry(keys):
         assert [lane.load for lane in lanes] == [0] * LANES
 
 
-def test_what_changes_something_keeps_to_the_first_lane_and_control_has_none():
+def test_what_changes_rows_has_one_connection_for_itself_and_control_has_no_lanes():
     held = Held()
     with joined(held.handlers, client={"lanes": LANES}) as (_, client):
+        link = client._links[0]
+        client.request(0, Kind.PUSH)
+        assert [lane.socket for lane in link.lanes] == [None] * LANES, "rows may be asked for before it is answered"
         fill(client)
-        first, *_ = client._links[0].lanes
-        pushes = [client.request(0, Kind.PUSH).request_id for _ in range(5)]
-        assert first.outstanding.keys() >= set(pushes)
-        until(lambda: set(pushes) <= {*held.futures})
+        for _ in range(5):
+            client.request(0, Kind.PUSH)
+        assert {pending.kind for pending in link.changes.outstanding.values()} == {Kind.PUSH}
+        until(lambda: len(held.futures) == 6 + LANES)
         held.release()
     assert all(not is_spread(kind) for kind in Kind if traffic_class(kind) != BULK)
-    assert not is_spread(Kind.PUSH) and not is_spread(Kind.STEP) and is_spread(Kind.PULL)
+    assert {kind for kind in Kind if traffic_class(kind) == BULK and not is_spread(kind)} == {Kind.PUSH, Kind.STEP}
+    assert all(is_change(kind) for kind in (Kind.PUSH, Kind.STEP)) and not is_change(Kind.PULL)
 
 
 def test_a_lane_is_opened_once_the_one_before_it_was_answered_and_is_needed():
@@ -162,7 +166,7 @@ def test_lanes_are_one_client_and_strangers_with_other_names_are_others():
         for connection in link.connections:
             client._open(link, connection)
         names = [connection.socket._socket.routing_id for connection in link.connections]
-        assert len(set(names)) == 2 + LANES
+        assert len(set(names)) == 3 + LANES
         assert len({client_of(name) for name in names}) == 2, "its control connection, and all for rows and structure"
     assert client_of(b"\0abcd") == b"\0abcd" and client_of(b"") == b""
 
