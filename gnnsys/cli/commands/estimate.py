@@ -1,7 +1,7 @@
 """Say how much memory a training job takes at its peak, before it runs.
 
-A job is a function that returns model, optimizer, loss and data (docs/estimate.md). Two steps of it are traced on this
-machine: nothing is trained, and the device need not be here.
+A job is a function that returns model, optimizer, loss and data (docs/estimate.md). Steps of it are traced on this
+machine until they are alike: nothing is trained, and the device need not be here.
 
 `--calibrate` measures this machine's GPU, so that jobs can be estimated for it. `--measure` runs the job there too, and
 says what the estimate missed.
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device", default="cpu", help="cpu, h200, what was calibrated, or cuda: the GPU here (default: %(default)s)"
     )
-    parser.add_argument("--steps", type=int, default=2, metavar="N", help="steps to trace (default: %(default)s)")
+    parser.add_argument("--steps", type=int, metavar="N", help="steps to trace (default: until they repeat, 6 to 20)")
     parser.add_argument("--fit", metavar="NAME", help="the largest value of this argument that fits, as batch_size")
     parser.add_argument(
         "--memory",
@@ -92,7 +92,7 @@ def _estimate(args: argparse.Namespace, job: Callable[..., Any], arguments: dict
             return estimate_memory(job, arguments, args.device, args.steps)
         except TraceEnds as error:
             print(f"not traced: {error}", file=sys.stderr)
-            return probe_memory(job, arguments, args.device, args.steps)
+            return probe_memory(job, arguments, args.device, *([] if args.steps is None else [args.steps]))
     capacity = None if args.memory is None else parse_size(args.memory)
     fitted = fit_argument(job, args.fit, arguments, args.device, capacity, args.steps)
     over = "; larger values take no more" if fitted.too_large is None else f"; {fitted.too_large} does not"
@@ -108,7 +108,7 @@ def _measure(args: argparse.Namespace, job: Callable[..., Any], arguments: dict[
 
     if args.fit is not None or args.memory is not None:
         raise ValueError("--measure runs one job: leave --fit and --memory away")
-    compared = compare_on_device(job, arguments, args.device, args.steps)
+    compared = compare_on_device(job, arguments, args.device, args.steps or 2)
     print(compared.table(), file=sys.stderr if args.json == "-" else sys.stdout)
     if args.json is not None:
         _write(args.json, compared.as_json())

@@ -69,6 +69,9 @@ class JobMemory:
     replayed_steps: int = 0  # that went through the model of the allocator, beside those traced
     unreplayed_bytes: int = 0  # what many steps may reserve more, where none could be replayed
     how: str = TRACED  # or "probed" by real steps, or "stated" by who knows it
+    num_traced: int = 0  # steps; what happens first in a later one is not seen
+    is_repeated: bool = True  # whether the last of them did the same to memory
+    step_growth: int = 0  # bytes that each of the last ones took more, where they did not
 
     @property
     def needed_bytes(self) -> int:
@@ -89,6 +92,13 @@ class JobMemory:
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "by_kind": self.by_kind()}
+
+    def _not_seen(self) -> str:
+        told = f"traced {self.num_traced} steps; not seen: what happens first in a later one"
+        if self.is_repeated:
+            return told
+        growth = f", and each of the last took {format_bytes(self.step_growth)} more" if self.step_growth else ""
+        return f"{told}. Steps were not alike to the end{growth}: a longer run may need more"
 
     def table(self, most_modules: int = 20) -> str:
         """Kinds as columns, modules as rows, the largest first; and where the peak is."""
@@ -116,6 +126,7 @@ class JobMemory:
             lines.append(f"steps are not alike: {more} more are needed, since many of them may reserve more")
         if self.how != TRACED:
             return "\n".join(lines)
+        lines.append(self._not_seen())
         if self.batches is not None:
             each = self.batches
             lines.append(
@@ -134,12 +145,13 @@ def estimate_memory(
     function: Callable[..., Any],
     arguments: Mapping[str, Any] | None = None,
     device: str | TrainingDevice = "cpu",
-    num_steps: int = 2,
+    num_steps: int | None = None,
 ) -> JobMemory:
     """Traces the first steps of the job that `function(**arguments)` returns, as `device` would run them.
 
-    Nothing is computed but structure, and nothing of the device is asked for: it need not be there. The first step
-    makes the optimizer's state, so that at least two are traced.
+    Nothing is computed but structure, and nothing of the device is asked for: it need not be there. `num_steps`: how
+    many; by default until they do the same to memory, at least 6 and at most 20. The first step makes the optimizer's
+    state, so that at least two are traced.
     """
     target = training_device(device)
     return trace_job(function, arguments or {}, target, num_steps).memory
@@ -171,7 +183,7 @@ def trace_job(
     function: Callable[..., Any],
     arguments: Mapping[str, Any],
     target: TrainingDevice,
-    num_steps: int,
+    num_steps: int | None = None,
     most_drawn: int = MOST_DRAWN,
     most_steps: int = MOST_STEPS,
 ) -> TracedJob:
@@ -181,7 +193,7 @@ def trace_job(
     from gnnsys.planning.memory.creation_order import CreationOrder
     from gnnsys.planning.memory.trace import loaded_ahead, trace_steps
 
-    if num_steps < 2:
+    if num_steps is not None and num_steps < 2:
         raise ValueError(
             f"num_steps must be at least 2, for the first one makes the optimizer's state, got {num_steps}"
         )
@@ -192,10 +204,10 @@ def trace_job(
         trace = trace_steps(job, target.device_type, num_steps, target.profile, order)
         return TracedJob(trace, summarise(trace, target))
     loader: Any = job.loader
-    num_traced = max(num_steps, held_batches(loader, 0).lead + 2)
+    num_traced = max(num_steps or 2, held_batches(loader, 0).lead + 2)
     learned_from = max(num_traced, _steps_to_learn_from(loader))
     drawn = draw_batches(loader, most_drawn, fewest=max(FEWEST_DRAWN, learned_from))
-    num_traced = learned_from if drawn else num_traced
+    num_traced = learned_from if drawn or num_steps is None else num_traced
     held = held_batches(loader, max((counts.num_edges for counts in drawn), default=0))
     trace = trace_steps(job, target.device_type, num_traced, target.profile, order)
     batches, many = None, None
@@ -262,6 +274,9 @@ def summarise(
         replayed_steps=0 if many is None else many.num_steps,
         unreplayed_bytes=int(_UNREPLAYED * memory.peak_reserved) if memory and is_one_of_many and not many else 0,
         late_bytes=0 if late is None or memory is None else max(0, late.peak_reserved - memory.peak_reserved),
+        num_traced=len(trace.starts),
+        is_repeated=trace.is_repeated or many is not None,
+        step_growth=trace.growth,
     )
 
 

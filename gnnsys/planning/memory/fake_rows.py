@@ -30,6 +30,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from gnnsys.planning.memory.accumulation import in_place, works_in_place
 from gnnsys.planning.memory.known_shapes import KnownShapes
 from gnnsys.planning.memory.ledger import MemoryKind, StepPhase, StorageLedger
+from gnnsys.planning.memory.onednn_scratch import lstm_workspace
 from gnnsys.planning.memory.repeated_operators import RepeatedOperators
 from gnnsys.planning.memory.trace_ends import TraceEnds
 
@@ -54,6 +55,8 @@ PRODUCTS = {
 _MASKED_SELECT = torch.ops.aten.masked_select.default
 _DEVICE = torch.ops.prim.device.default  # what `.device` of a fake tensor asks for: half of all that is dispatched
 _BATCH_NORM = torch.ops.aten.native_batch_norm.default
+_LSTM = torch.ops.aten.mkldnn_rnn_layer.default
+_CORRECTED = {_BATCH_NORM, _LSTM}  # whose fake kernels give other results than the real ones
 
 
 Ended: TypeAlias = Callable[[], None]
@@ -62,21 +65,26 @@ Ended: TypeAlias = Callable[[], None]
 class StorageWatch(TorchDispatchMode):
     """Enters what operators make into a ledger, and runs them as they are: how a real run is measured.
 
-    `before(name, args)` is told of each operator of ours; what it returns is called when the operator has ended.
+    `before(name, args)` is told of each operator of ours and of those named in `told`; what it returns is called when
+    the operator has ended.
     """
 
     def __init__(
-        self, ledger: StorageLedger, before: Callable[[str, Sequence[Any]], Callable[[], None] | None] | None = None
+        self,
+        ledger: StorageLedger,
+        before: Callable[[str, Sequence[Any]], Callable[[], None] | None] | None = None,
+        told: Set[str] = frozenset(),
     ) -> None:
         super().__init__()
-        self.ledger, self._before = ledger, before
+        self.ledger, self._before, self._told_ops = ledger, before, told
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if works_in_place(func, args, kwargs):
             return in_place(func)(*args, **(kwargs or {}))
         _enter_captured(self.ledger, func, _tensors(tree_flatten((args, kwargs))[0]))
-        is_ours = func.namespace == "gnnsys" and self._before is not None
-        ended = self._before(op_name(func), all_arguments(func, args, kwargs or {})) if is_ours else None  # type: ignore[misc]
+        ended = None
+        if self._before is not None and (func.namespace == "gnnsys" or op_name(func) in self._told_ops):
+            ended = self._before(op_name(func), all_arguments(func, args, kwargs or {}))
         out = func(*args, **(kwargs or {}))
         for value in tree_flatten(out)[0]:
             if isinstance(value, Tensor):
@@ -116,6 +124,8 @@ class FakeRows(TorchDispatchMode):
         kwargs = kwargs or {}
         flat, spec = tree_flatten((args, kwargs))
         tensors = [value for value in flat if isinstance(value, Tensor)]
+        if any(tensor.layout is not torch.strided for tensor in tensors):
+            raise TraceEnds(self._is_sparse(func))
         _enter_captured(self.ledger, func, tensors)
         if all(map(self._is_real, tensors)):
             makes_rows = self._asks_for_rows(func, flat, spec)
@@ -174,7 +184,7 @@ class FakeRows(TorchDispatchMode):
             return tree_unflatten(flat, spec)[0][0] if func._schema.returns else None
         if func in _INDEXES and not _fills(func, *tree_unflatten(flat, spec)):
             flat, spec = tree_flatten(self._masks_as_places(*tree_unflatten(flat, spec)))
-        if func is not _BATCH_NORM:
+        if func not in _CORRECTED:
             given = tree_unflatten(flat, spec)
             key = self._shapes.key(func, *given)
             if (known := None if key is None else self._shapes.make(key)) is not None:
@@ -203,8 +213,13 @@ class FakeRows(TorchDispatchMode):
             raise TraceEnds(self._no_shapes(func)) from error
         self._note_writes(func, flat, spec)
         values, out_spec = tree_flatten(out)
+        if any(isinstance(value, Tensor) and value.layout is not torch.strided for value in values):
+            raise TraceEnds(self._is_sparse(func))
         if func is _BATCH_NORM:
             self._correct_batch_norm(values, args)
+        elif func is _LSTM:
+            with self._fake_mode:
+                values[3] = values[3].new_empty(lstm_workspace(args))
         if key is not None:
             self._shapes.keep(key, values, twins)
         for index, value in enumerate(values):
@@ -260,6 +275,12 @@ class FakeRows(TorchDispatchMode):
         short = [each for each in indices if isinstance(each, Tensor) and each.dtype == torch.int32]
         num_bytes = sum(index.numel() * torch.int64.itemsize for index in short)
         return self.ledger.workspace(num_bytes, "aten::to") if num_bytes else None
+
+    def _is_sparse(self, func: Any) -> str:
+        return (
+            f"{op_name(func)}{self._place()} takes or makes a sparse tensor, whose sizes a trace does not follow: use "
+            "gnnsys.ops.spmm with a CSC, or an embedding with sparse=False, or run the job to learn its memory"
+        )
 
     def _no_shapes(self, func: Any) -> str:
         return f"{op_name(func)}{self._place()} tells no shapes: register them with torch.library.register_fake"

@@ -36,7 +36,7 @@ def fit_argument(
     arguments: Mapping[str, Any] | None = None,
     device: str | TrainingDevice = "cpu",
     capacity: int | None = None,
-    num_steps: int = 2,
+    num_steps: int | None = None,
     most: int = _MOST,
 ) -> ArgumentFit:
     """Doubles the argument from what it is given as (else 64) while the job fits, then halves the interval.

@@ -15,6 +15,7 @@ from gnnsys.ops import allocation_order, told_workspaces, workspace_bytes
 from gnnsys.planning.memory.device_profile import DeviceProfile
 from gnnsys.planning.memory.fake_rows import PRODUCTS, op_name
 from gnnsys.planning.memory.ledger import StorageLedger
+from gnnsys.planning.memory.onednn_scratch import ONEDNN, onednn_scratch
 from gnnsys.planning.memory.reduction_scratch import REDUCTIONS, bytes_of_converted
 
 _PRODUCTS = frozenset(map(op_name, PRODUCTS))
@@ -31,7 +32,7 @@ class InsideOperators:
         self._ledger, self._device_type, self._profile = ledger, device_type, profile
         self._statements = told_workspaces()
         self._has_workspace: set[tuple[bool, bool]] = set()  # (of the backward thread, of products with a bias)
-        self.told_ops = REDUCTIONS | (frozenset() if profile is None else profile.ops)
+        self.told_ops = REDUCTIONS | ONEDNN | (frozenset() if profile is None else profile.ops)
         self.unknown: set[str] = set()
         self.most_scratch = 0  # of a native op on the CPU: much of it no tensors, and told apart
 
@@ -39,6 +40,12 @@ class InsideOperators:
         namespace, _, op = name.partition("::")
         if namespace == "gnnsys":
             return self._native(op, arguments)
+        if name in ONEDNN:
+            if self._device_type != "cpu":  # there cuDNN has them
+                self.unknown.add(name)
+                return None
+            num_bytes = onednn_scratch(name, arguments)
+            return (lambda: self._pulse(name, num_bytes)) if num_bytes else None
         if self._profile is None:
             blocks = [bytes_of_converted(name, arguments, self._device_type != "cpu")]
         elif name in _PRODUCTS:

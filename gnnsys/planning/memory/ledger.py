@@ -82,6 +82,10 @@ class StorageLedger:
 
     def made(self, tensor: Tensor, op: str, is_index: bool = False) -> None:
         """A result of `op`: a new storage, or one that is known (a view, a tensor written in place)."""
+        if tensor.layout is not torch.strided:
+            for part in parts_of(tensor):
+                self.made(part, op, is_index=not part.is_floating_point())
+            return
         storage = tensor.untyped_storage()
         if storage._cdata in self._live or storage.nbytes() == 0:
             return
@@ -98,6 +102,10 @@ class StorageLedger:
 
         `num_bytes` is what a copy of it takes, where it is a view of more.
         """
+        if tensor.layout is not torch.strided:
+            for part in parts_of(tensor):
+                self.given(part, kind, name, is_new)
+            return None
         storage = tensor.untyped_storage()
         known = self._live.get(storage._cdata)
         if known is not None or storage.nbytes() == 0:
@@ -143,6 +151,10 @@ class StorageLedger:
 
     def name(self, tensor: Tensor, kind: MemoryKind, module: str | None = None, on_host: bool = False) -> None:
         """Says what a live tensor turned out to be."""
+        if tensor.layout is not torch.strided:
+            for part in parts_of(tensor):
+                self.name(part, kind, module, on_host)
+            return
         found = self._live.get(tensor.untyped_storage()._cdata)
         if found is not None:
             found[1].kind, found[1].on_host = kind, on_host
@@ -151,6 +163,11 @@ class StorageLedger:
     @property
     def num_changes(self) -> int:
         return len(self._changes)
+
+    @property
+    def changes(self) -> list[tuple[StorageRecord, int]]:
+        """All so far: (storage, bytes more or less)."""
+        return self._changes
 
     def _watch(self, storage: torch.UntypedStorage, record: StorageRecord) -> None:
         key = storage._cdata
@@ -175,6 +192,15 @@ class StorageLedger:
     def records(self) -> Iterator[tuple[StorageRecord, int]]:
         yield from ((record, record.num_bytes) for record, _ in self._given)
         yield from ((record, change) for record, change in self._changes if change > 0)
+
+
+def parts_of(sparse: Tensor) -> list[Tensor]:
+    """The tensors of values and places that a sparse one is made of."""
+    if sparse.layout is torch.sparse_coo:
+        return [sparse._indices(), sparse._values()]
+    by_column = sparse.layout in (torch.sparse_csc, torch.sparse_bsc)
+    ends, places = (sparse.ccol_indices, sparse.row_indices) if by_column else (sparse.crow_indices, sparse.col_indices)
+    return [ends(), places(), sparse.values()]
 
 
 def _kind(record: StorageRecord) -> MemoryKind:

@@ -18,6 +18,7 @@ import torch
 
 from gnnsys.planning.memory.device_events import run_on_device
 from gnnsys.planning.memory.estimate import JobMemory, summarise
+from gnnsys.planning.memory.step_repeats import FEWEST_STEPS
 from gnnsys.planning.memory.training_device import TrainingDevice, training_device
 from gnnsys.planning.memory.training_job import make_job
 
@@ -40,7 +41,7 @@ def probe_memory(
     function: Callable[..., Any],
     arguments: Mapping[str, Any] | None = None,
     device: str | TrainingDevice = "cpu",
-    num_steps: int = 2,
+    num_steps: int = FEWEST_STEPS,
 ) -> JobMemory:
     """Runs the job for a few steps, with smaller batches where it has an argument for that, and tells its memory."""
     target, given, begun = training_device(device), dict(arguments or {}), time.perf_counter()

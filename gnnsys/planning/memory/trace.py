@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
@@ -25,6 +25,8 @@ from gnnsys.planning.memory.inside_operators import InsideOperators
 from gnnsys.planning.memory.ledger import GIVEN, MemoryKind, StepPhase, StorageLedger, StorageRecord
 from gnnsys.planning.memory.loader_batches import HeldBatches, placed_tensors
 from gnnsys.planning.memory.module_names import ModuleNames
+from gnnsys.planning.memory.onednn_scratch import ONEDNN
+from gnnsys.planning.memory.step_repeats import FEWEST_STEPS, MOST_STEPS_TRACED, Changes, repeats, step_growth
 from gnnsys.planning.memory.training_job import TrainingJob, run_steps
 
 
@@ -38,6 +40,8 @@ class MemoryTrace:
     unknown_workspaces: tuple[str, ...] = ()
     starts: list[int] = field(default_factory=list)  # of each step: the first of its changes
     most_scratch: int = 0  # of a native op on the CPU, beside its results and outside of the peak
+    is_repeated: bool = True  # whether the last steps did the same to memory
+    growth: int = 0  # bytes more in each of the last steps, where they did not
 
     @property
     def start_bytes(self) -> int:
@@ -82,11 +86,12 @@ class MemoryTrace:
 def trace_steps(
     job: TrainingJob,
     device_type: str = "cpu",
-    num_steps: int = 2,
+    num_steps: int | None = None,
     profile: DeviceProfile | None = None,
     order: CreationOrder | None = None,
 ) -> MemoryTrace:
-    """Traces `num_steps` steps of a job whose tensors are on the CPU, as a device of that type would run them.
+    """Traces steps of a job whose tensors are on the CPU, as a device of that type would run them: `num_steps`, or as
+    many as it takes until they repeat.
 
     `profile` tells what the device takes beside tensors, `order` in which order the job's were made. The job is used
     up: its gradients and its optimizer's state are fake afterwards.
@@ -102,7 +107,15 @@ def trace_steps(
         mode = FakeRows(ledger, inside.before, inside.told_ops)
         contexts = lambda: _step_context(mode, device_type)  # noqa: E731
         given, changes, starts, seconds = _run(job, ledger, names, contexts, num_steps, device_type)
-    return MemoryTrace(given, changes, seconds, tuple(sorted(inside.unknown)), starts, inside.most_scratch)
+    is_repeated = _repeats(job, changes, [*starts, len(changes)])
+    growth = 0 if is_repeated else step_growth(changes, [*starts, len(changes)])
+    return MemoryTrace(
+        given, changes, seconds, tuple(sorted(inside.unknown)), starts, inside.most_scratch, is_repeated, growth
+    )
+
+
+def _repeats(job: TrainingJob, changes: Changes, bounds: Sequence[int]) -> bool:
+    return repeats(changes, bounds, same_sizes=job.loader is None)
 
 
 def loaded_ahead(trace: MemoryTrace, held: HeldBatches) -> MemoryTrace:
@@ -136,7 +149,7 @@ def watch_steps(job: TrainingJob, num_steps: int = 2) -> MemoryTrace:
     """The same of a real run: operators do their work, and each storage they make is recorded."""
     names = ModuleNames(job.model)
     ledger = StorageLedger(names.here)
-    mode = StorageWatch(ledger, InsideOperators(ledger, "cpu", None).before)
+    mode = StorageWatch(ledger, InsideOperators(ledger, "cpu", None).before, ONEDNN)
     given, changes, starts, seconds = _run(job, ledger, names, lambda: mode, num_steps, "cpu")
     return MemoryTrace(given, changes, seconds, (), starts)
 
@@ -152,7 +165,7 @@ def _run(
     ledger: StorageLedger,
     names: ModuleNames,
     contexts: Callable[[], Any],
-    num_steps: int,
+    num_steps: int | None,
     device_type: str,
 ) -> tuple[list[StorageRecord], list[tuple[StorageRecord, int]], list[int], float]:
     begun, starts = time.perf_counter(), []
@@ -182,8 +195,12 @@ def _run(
                 if parameter.grad is not None:
                     ledger.name(parameter.grad, MemoryKind.GRADIENTS, _module_of(name))
 
+    def is_enough() -> bool:
+        bounds = [*starts, ledger.num_changes]
+        return num_steps is None and len(starts) >= FEWEST_STEPS and _repeats(job, ledger.changes, bounds)
+
     with names.watched(), _without_collection():
-        run_steps(job, num_steps, enter, contexts)
+        run_steps(job, num_steps or MOST_STEPS_TRACED, enter, contexts, is_enough)
     _name_state(job, ledger, device_type)
     given, changes = ledger.close()
     return given, changes, starts, time.perf_counter() - begun

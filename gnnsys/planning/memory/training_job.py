@@ -65,6 +65,12 @@ class TrainingJob:
             raise ValueError(f"model must be a torch.nn.Module, got {_sort(self.model)}")
         if not hasattr(self.optimizer, "step") or not hasattr(self.optimizer, "param_groups"):
             raise ValueError(f"optimizer must be a torch.optim.Optimizer, got {_sort(self.optimizer)}")
+        closure = inspect.signature(self.optimizer.step).parameters.get("closure")
+        if closure is not None and closure.default is closure.empty:
+            raise ValueError(
+                f"{type(self.optimizer).__name__} computes the loss several times in a step, by a closure, and a job's "
+                "step computes it once: choose an optimizer whose step() takes none, such as Adam"
+            )
         if not callable(self.loss):
             raise ValueError(f"loss must be a function of (model, batch), got {_sort(self.loss)}")
         if (self.loader is None) == (self.rows is None):
@@ -116,12 +122,16 @@ def run_steps(
     num_steps: int,
     enter: Callable[[StepPhase, int, Any], None] = lambda phase, step, batch: None,
     step_context: Callable[[], Any] | None = None,
+    is_enough: Callable[[], bool] = lambda: False,
 ) -> None:
     """The training loop that is estimated: gradients are set to None, forward, backward, step.
 
-    A batch is there until the next one has come. `enter` is told where the loop is.
+    A batch is there until the next one has come. `enter` is told where the loop is; `is_enough`, asked before each
+    step, ends it.
     """
     for step, batch in enumerate(job.batches(num_steps)):
+        if is_enough():
+            return
         enter(StepPhase.BATCH, step, batch)
         if step_context is None:
             _step(job, batch, step, enter)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import gnnsys.nn
+from gnnsys.fullgraph import HybridParallel
 from gnnsys.planning import TrainingJob
 
 OPTIMIZERS = {
@@ -91,6 +92,18 @@ def sampled(batch_size: int = 32, optimizer: str = "adam") -> TrainingJob:
         return F.cross_entropy(out[: batch.batch_size], batch.y[: batch.batch_size])
 
     return TrainingJob(model=model, optimizer=OPTIMIZERS[optimizer](model.parameters()), loss=loss, loader=loader)
+
+
+def full_graph(kind: str = "GCN") -> TrainingJob:
+    """A wrapped model, whose layers are tried on a small graph before the first step."""
+    torch.manual_seed(0)
+    rows, edges, labels = graph()
+    data = gnnsys.Graph.from_edge_index(edges, num_nodes=rows.shape[0])
+    model = HybridParallel(getattr(gnnsys.nn, kind)(33, 32, 2, 7), data)
+    return TrainingJob(
+        model=model, optimizer=torch.optim.Adam(model.parameters()), rows=rows,
+        loss=lambda model, graph: F.cross_entropy(model(graph.x), labels),
+    )  # fmt: skip
 
 
 def masked() -> TrainingJob:

@@ -102,6 +102,13 @@ def test_a_real_run_under_watch_has_the_same_peak_at_the_same_operator(kind):
     assert (at.step, at.phase, at.op, at.module) == (seen.step, seen.phase, seen.op, seen.module)
 
 
+@pytest.mark.parametrize("kind", ["GCN", "GraphSAGE", "GAT"])
+def test_a_job_of_full_graph_layers_is_traced_as_it_runs(kind):
+    traced, watched = trace_steps(jobs.full_graph(kind)), watch_steps(jobs.full_graph(kind))
+    assert traced.peak()[0] == watched.peak()[0]
+    assert estimate_memory(jobs.full_graph, {"kind": kind}, "h200").reserved_bytes > 0
+
+
 def test_batches_of_a_loader_are_counted_until_the_next_has_come():
     traced, watched = trace_steps(jobs.sampled(), num_steps=5), watch_steps(jobs.sampled(), num_steps=5)
     assert traced.peak() == watched.peak()

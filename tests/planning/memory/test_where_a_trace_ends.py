@@ -6,15 +6,16 @@ import pytest
 import torch
 from torch import nn
 
-from gnnsys.planning import TrainingJob, estimate_memory, find_job, make_job
+from gnnsys.planning import TraceEnds, TrainingJob, estimate_memory, find_job, make_job, probe_memory
 from tests.planning.memory import jobs
+from tests.planning.memory.allocations import allocated_peak
+from tests.support.grid import grid
 
 
 def linear_job(loss, **more) -> TrainingJob:
     model = more.pop("model", None) or nn.Linear(8, 4)
-    return TrainingJob(
-        model=model, optimizer=torch.optim.SGD(model.parameters(), 0.1), loss=loss, rows=torch.randn(32, 8), **more
-    )
+    optimizer = more.pop("optimizer", torch.optim.SGD)(model.parameters(), 0.1)
+    return TrainingJob(model=model, optimizer=optimizer, loss=loss, rows=torch.randn(32, 8), **more)
 
 
 def test_a_size_that_depends_on_rows_names_the_operator_and_the_module():
@@ -128,6 +129,48 @@ def test_a_job_is_found_by_module_and_function():
     ]:
         with pytest.raises(ValueError, match=said):
             find_job(name)
+
+
+def sparse_buffer(layout: torch.layout) -> TrainingJob:
+    model = nn.Linear(8, 4)
+    model.register_buffer("adjacency", torch.eye(32).to_sparse(layout=layout))
+    return linear_job(lambda model, graph: (model.adjacency @ model(graph.x)).mean(), model=model)
+
+
+def sparse_gradient() -> TrainingJob:
+    table = nn.Embedding(1000, 16, sparse=True)
+    return TrainingJob(
+        model=table, optimizer=torch.optim.SparseAdam(list(table.parameters())), rows=torch.arange(50),
+        loss=lambda table, graph: table(graph.x).mean(),
+    )  # fmt: skip
+
+
+def sparse_edges() -> TrainingJob:
+    edges = torch.eye(32).to_sparse()
+    return linear_job(lambda model, graph: torch.sparse.mm(graph.edge_index, model(graph.x)).mean(), edge_index=edges)
+
+
+@grid(
+    make={
+        "a buffer in coordinates": lambda: sparse_buffer(torch.sparse_coo),
+        "a buffer by rows": lambda: sparse_buffer(torch.sparse_csr),
+        "a gradient": sparse_gradient,
+        "edges": sparse_edges,
+    }
+)
+@pytest.mark.filterwarnings("ignore:Sparse C")
+def test_a_sparse_tensor_ends_a_trace_and_the_job_is_probed(make):
+    with pytest.raises(TraceEnds, match=r"aten::\w+.* takes or makes a sparse tensor, .*: use gnnsys.ops.spmm"):
+        estimate_memory(make)
+    job = make()
+    start = sum(weight.nbytes for weight in job.model.parameters())
+    taken = start + allocated_peak(job)  # with what a product by rows copies inside
+    assert 0.9 * taken <= probe_memory(make).peak_bytes <= 1.6 * taken
+
+
+def test_an_optimizer_that_calls_a_closure_is_refused_when_the_job_is_made():
+    with pytest.raises(ValueError, match=r"LBFGS computes the loss several times in a step, .* such as Adam"):
+        estimate_memory(lambda: linear_job(None, optimizer=torch.optim.LBFGS))
 
 
 def test_a_loss_of_many_values_is_refused():
