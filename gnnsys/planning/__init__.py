@@ -40,8 +40,8 @@ from gnnsys.planning.execution.propose import (
     SampleLoad,
     SumLoad,
     is_given,
+    propose_loading_threads,
     propose_places,
-    propose_splits,
     spread,
 )
 from gnnsys.planning.execution.rates import Rates, measure_rates
@@ -316,8 +316,8 @@ __all__ = [
     "probe_memory",
     "profile_drift",
     "profile_machine",
+    "propose_loading_threads",
     "propose_places",
-    "propose_splits",
     "queue_delays",
     "random_block",
     "random_placement",

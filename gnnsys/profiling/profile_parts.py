@@ -11,6 +11,7 @@ from typing import Any
 
 from gnnsys.comm import sealing_seconds
 from gnnsys.graph import MANIFEST, NodeType, in_words
+from gnnsys.observe import num_usable_cores
 from gnnsys.partition import Parts, open_parts
 from gnnsys.planning import ByteWork, JobGradients, JobProfile, MachineProfile
 from gnnsys.profiling.dry_run import DryJob, count_shares
@@ -37,11 +38,13 @@ def profile_parts(
     parts = open_parts(folder, verify=False)
     if num_batches < 1:
         raise ValueError(f"num_batches must be at least 1, got {num_batches}")
+    load = os.getloadavg()[0]
     steps = StepTimes(step_model(parts, model, hidden, len(job.fanouts), job.what), machine=machine)
     counted = count_shares(folder, job, trainers=trainers, num_batches=num_batches, steps=steps, progress=progress)
     about: dict[str, Any] = {
         "fanouts": list(job.fanouts), "model": model, "hidden": hidden, "encrypt": encrypt, "seed": job.seed,
-        "features": _plain(steps.model.features), "classes": steps.model.classes,
+        "features": _plain(steps.model.features), "classes": steps.model.classes, "load": round(load, 2),
+        "cores": num_usable_cores(),
     }  # fmt: skip
     return JobProfile(
         parts_digest=zlib.crc32((folder / MANIFEST).read_bytes()),

@@ -64,7 +64,7 @@ def test_hosts_without_slots_have_no_trainer() -> None:
 
 
 def test_a_profile_is_fitted_to_what_hosts_used() -> None:
-    profile, settings = made_profile(4, byte_work=ByteWork()), SamplersLabSettings()
+    profile, settings = made_profile(4, byte_work=ByteWork(carry=1e-12)), SamplersLabSettings()
     said = forecast(profile, settings.cluster(SAMPLERS_FREE), settings.alone())
     used = 3 * said.core_seconds
     fitted = fitted_profile(profile, settings.alone(), said, used)

@@ -8,11 +8,12 @@ from gnnsys.planning.execution.propose import (
     Memory,
     ProductLoad,
     SumLoad,
+    propose_loading_threads,
     propose_places,
-    propose_splits,
 )
 from gnnsys.planning.execution.rates import Rates
-from gnnsys.planning.execution.way import CACHED, DEVICE, GIVEN, PINNED
+from gnnsys.planning.execution.way import CACHED, DEVICE, GIVEN, PINNED, Way
+from tests.support.grid import grid
 
 GB = 1 << 30
 RATES = Rates(bus=50e9, device=2000e9, host=10e9, threads=4)
@@ -45,14 +46,14 @@ def test_predictions_follow_what_binds():
     assert [way.predicted for way in ways] == pytest.approx([0.01, 0.00025])
 
 
-@pytest.mark.parametrize("num_cores", [1, 2, 3, 4, 16, 64])
-@pytest.mark.parametrize("computing", [1, 2, 64])
-def test_splits_use_all_cores_and_none_twice(num_cores, computing):
-    ways = propose_splits(num_cores, 1, computing)
-    splits = [(way.loading_threads, way.compute_threads) for way in ways[1:]]
-    assert ways[0].name == GIVEN and len(set(splits)) == len(splits) <= 3
-    assert (1, computing) not in splits, "that is what is done without"
-    assert all(loading + compute == num_cores and compute >= 1 for loading, compute in splits)
+@grid(
+    case=[(1, 1, [0]), (1, 0, []), (2, 1, [0]), (2, 0, [1]), (4, 1, [2]), (16, 6, [1, 8]), (16, 8, [1])],
+)
+def test_on_the_host_numbers_of_loading_threads_are_tried_and_torchs_own_threads_left_alone(case):
+    num_cores, loading, tried = case
+    ways = propose_loading_threads(num_cores, loading)
+    assert ways == [Way(), *(Way(loading_threads=count) for count in tried)]
+    assert all(way.compute_threads is None for way in ways)
 
 
 def proposed(products, row_bytes, sums=None, device=0, is_pinned=True):

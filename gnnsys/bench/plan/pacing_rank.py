@@ -96,8 +96,8 @@ class PacingRank:
         torch.manual_seed(0)
         model = GraphSAGE(self.spec.row_size, 16, len(task.fanouts), self.graph.info["num_classes"])
         loader = gnnsys.NeighborLoader(
-            self.graph, list(task.fanouts), input_nodes=seeds, batch_size=task.batch_size, shuffle=True,
-            fetch=["x", "y"], num_threads=1, prefetch=1, seed=turn,
+            self.graph, list(task.fanouts), input_nodes=self.graph.from_global(seeds), batch_size=task.batch_size,
+            shuffle=True, fetch=["x", "y"], num_threads=1, prefetch=1, seed=turn,
         )  # fmt: skip
         began = time.monotonic()
         for batch in loader:

@@ -1,7 +1,8 @@
 """`gnnsys bench plan`: DGTP's placements beside DistDGL's, on the paper's testbed and on clusters drawn as in §VI-B.
 
-Everything is simulated. The paper's figures stand beside ours in the names of rows; how many seconds an iteration takes
-is made of assumptions (`paper_jobs`), so ratios are what can be compared.
+Everything is simulated. How many seconds an iteration takes is made of assumptions (`paper_jobs`), so ratios are what
+can be compared. Where the paper has a figure it is the target of the row: `--check` fails where ours is below it, as it
+is in most rows (docs/cluster_figures.md says why). Rows without one inform.
 
 Where ours differ from the paper's:
 
@@ -52,14 +53,20 @@ PAPER_OF_TESTBED = {
     ("Reddit", "ring"): 24.00,
 }  # fmt: skip
 PAPER_UNEQUAL = 48.0
-DRAWS = {  # name: job, machines, the paper's percent, the least that is asked for, percent beside OMCoflow
-    "8 machines": (PaperJob(PRODUCTS, 16, 2), 8, 9.0, 9.0, 18.0),
-    "16 machines": (PaperJob(PAPERS, 20, 4), 16, 29.0, 20.0, 23.0),
+DRAWS = {  # name: job, machines, the paper's percent, percent beside OMCoflow
+    "8 machines": (PaperJob(PRODUCTS, 16, 2), 8, 9.0, 18.0),
+    "16 machines": (PaperJob(PAPERS, 20, 4), 16, 29.0, 23.0),
 }
+MRTF, MOST_BESIDE_MRTF = ("mrtf", "mrtf-blocking"), 67.0
 NUM_DRAWS, QUICK_DRAWS = 20, 1
 QUICK = ExploreSettings(steps=500, most_simulated=4)
 USUAL = replace(ANNEALED, most_simulated=40)
 DISTDGL = "DistDGL's placement"
+
+
+def beside(peer: str, percent: float, most: str = "") -> Versus:
+    """A row whose target is the paper's: so many percent less time than the peer's."""
+    return Versus((peer,), 1 / (1 - percent / 100), label=f"{peer} (paper: {most}{percent:g}% less)")
 
 
 def search(problem: PlacementProblem, settings: ExploreSettings | None = None) -> np.ndarray:
@@ -118,17 +125,15 @@ def _testbed_case(
         }
 
     versus = (
-        Versus(("DistDGL, FIFO",), 1.0, label=f"DistDGL, FIFO (paper: {paper}% less)"),
-        Versus(("DistDGL, FIFO that blocks",), 1.0),
-        Versus(("DistDGL, OES",), 1.0),
-    )
+        beside("DistDGL, FIFO", paper), beside("DistDGL, FIFO that blocks", paper), Versus(("DistDGL, OES",)),
+    )  # fmt: skip
     return Case(name, value("s"), sides, versus, repeats=1)
 
 
 def on_draws(work: Workload) -> Iterator[Case]:
     """§VI-B: machines drawn as printed; draws where IFS finds nothing are drawn again."""
-    for name, (_, _, paper, least, _) in _chosen(work):
-        yield from _draw_cases(work, name, paper, least)
+    for name, (_, _, paper, _) in _chosen(work):
+        yield from _draw_cases(work, name, paper)
 
 
 @cache
@@ -143,7 +148,7 @@ def _placements(name: str, count: int) -> list[np.ndarray]:
     return [search(problem, settings) for problem in _draws(name, count)[0]]
 
 
-def _chosen(work: Workload) -> list[tuple[str, tuple[PaperJob, int, float, float, float]]]:
+def _chosen(work: Workload) -> list[tuple[str, tuple[PaperJob, int, float, float]]]:
     return list(DRAWS.items())[: None if work.sizes == FULL else 1]
 
 
@@ -151,7 +156,7 @@ def _count(work: Workload) -> int:
     return NUM_DRAWS if work.sizes == FULL else QUICK_DRAWS
 
 
-def _draw_cases(work: Workload, name: str, paper: float, least: float) -> Iterator[Case]:
+def _draw_cases(work: Workload, name: str, paper: float) -> Iterator[Case]:
     count = _count(work)
 
     @cache
@@ -180,14 +185,13 @@ def _draw_cases(work: Workload, name: str, paper: float, least: float) -> Iterat
         }
 
     unit = value("of DistDGL's time")
-    versus = (Versus((DISTDGL,), 1 / (1 - least / 100), label=f"{DISTDGL} (paper: {paper:g}% less)"),)
-    yield Case(f"plan/{name}, placement", unit, sides, versus, repeats=1)
+    yield Case(f"plan/{name}, placement", unit, sides, (beside(DISTDGL, paper),), repeats=1)
 
 
 def policies(work: Workload) -> Iterator[Case]:
     """OES beside other policies on ETP's placements."""
     others = ("maxmin", "omcoflow", "mrtf", "mrtf-blocking", "fifo", "fifo-blocking")
-    for name, (_, _, _, _, paper) in _chosen(work):
+    for name, (_, _, _, paper) in _chosen(work):
         count = _count(work)
 
         @cache
@@ -208,17 +212,21 @@ def policies(work: Workload) -> Iterator[Case]:
             rest = {policy: Side(partial(_mean, times, policy)) for policy in others}
             return {OURS: Side(mine), **rest}
 
-        labels = {
-            "omcoflow": f"omcoflow (paper: OES takes {paper:g}% less)", "mrtf": "mrtf (paper: up to 67% less)",
-            "mrtf-blocking": "mrtf-blocking (paper: up to 67% less)",
-        }  # fmt: skip
-        versus = tuple(Versus((policy,), label=labels.get(policy)) for policy in others)
+        def at_most(policy: str, times=times) -> float:  # type: ignore[no-untyped-def]
+            return 1 / min(_ratios(times("oes"), times(policy)))
+
+        def sides_at_most(at_most=at_most) -> dict[str, Side]:  # type: ignore[no-untyped-def]
+            return {OURS: Side(lambda: 1.0), **{policy: Side(partial(at_most, policy)) for policy in MRTF}}
+
+        versus = tuple(beside(policy, paper) if policy == "omcoflow" else Versus((policy,)) for policy in others)
         yield Case(f"plan/{name}, OES", value("s"), sides, versus, repeats=1)
+        most = tuple(beside(policy, MOST_BESIDE_MRTF, "up to ") for policy in MRTF)
+        yield Case(f"plan/{name}, OES at best", value("of OES's time"), sides_at_most, most, repeats=1)
 
 
 def readings(work: Workload) -> Iterator[Case]:
     """§VI-B, 16 machines, by several readings of what is not printed. The floor is under every placement."""
-    job, size, *_ = DRAWS["16 machines"] if work.sizes == FULL else DRAWS["8 machines"]
+    job, size, paper, _ = DRAWS["16 machines"] if work.sizes == FULL else DRAWS["8 machines"]
     count = 6 if work.sizes == FULL else 1
     ring, bounded = replace(job, sync="ring"), replace(job, ahead=4)
     for what, chosen, logical, pack, policy in (
@@ -258,7 +266,7 @@ def readings(work: Workload) -> Iterator[Case]:
                 "floor": Side(lambda: fmean(figures()[1])),
             }
 
-        versus = (Versus((DISTDGL,), label=f"{DISTDGL} (paper: 29% less)"), Versus(("floor",), label="no placement"))
+        versus = (beside(DISTDGL, paper), Versus(("floor",), label="no placement"))
         yield Case(f"plan/readings, {what}", value("of DistDGL's time"), sides, versus, repeats=1)
 
 
@@ -300,7 +308,7 @@ def batches_and_peaks(work: Workload) -> Iterator[Case]:
                 rest = {policy: Side(partial(_mean, times, policy)) for policy in others}
                 return {OURS: Side(mine), DISTDGL: Side(lambda: fmean(theirs())), **rest}
 
-            versus = (Versus((DISTDGL,), 1.0), *(Versus((policy,)) for policy in others))
+            versus = tuple(Versus((side,)) for side in (DISTDGL, *others))
             yield Case(f"plan/{name}, {what}", value("s"), sides, versus, repeats=1)
 
 

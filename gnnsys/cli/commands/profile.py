@@ -65,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
     if args.against is not None and args.trace is None:
         raise ValueError("--against compares a profile with a run: give the run's traces by --trace FILE ...")
     profile = _counted(args) if args.trace is None else _measured(args)
+    profile.check_costs()
     profile.save(args.out)
     print(profile.report())
     if args.against is not None:

@@ -13,7 +13,6 @@ _WORTH_A_CACHE = 0.1  # of the rows that batches ask for: with less in it, a cac
 _WORTH_TRYING = 0.9  # of the seconds that loading is predicted to take without the host's help
 _MOST_BY_HOST = 0.5  # of the batches: a draw takes the host ten times as long as a device
 _READ_PER_BYTE = 2.5  # bytes of structure that cross the bus for each byte of a sample: whole sectors for single ids
-_MOST_SPLITS = 3  # of the cores, beside what is done without a plan
 PRODUCTS = "products of the first layer made by the host"
 
 
@@ -206,22 +205,18 @@ def _on_bus_and_cores(way: Way, load: BatchLoad, rates: Rates) -> tuple[float, f
     return rows, summed, missed * load.sums.seconds
 
 
-def propose_splits(num_cores: int, loading: int, computing: int) -> list[Way]:
-    """Ways to divide a rank's cores between loading and computing, on the host. The first is what is done without.
+def propose_loading_threads(num_cores: int, loading: int) -> list[Way]:
+    """Numbers of loading threads on the host, where the loader has `loading` without a plan: the first way.
 
-    >>> [way.name for way in propose_splits(4, 1, 1)]
-    ['as given', 'as given, threads: 1 loading, 3 computing', 'as given, threads: 2 loading, 2 computing']
+    torch's own threads stay as they are: sums by more or fewer threads are rounded differently, so a choice by the
+    clock would change what is trained.
+
+    >>> [way.name for way in propose_loading_threads(8, 3)]
+    ['as given', 'as given, threads: 1 loading', 'as given, threads: 4 loading']
     """
-    splits = [(1, num_cores - 1), (num_cores // 2, num_cores - num_cores // 2), (0, num_cores)]
-    known, ways = {(loading, computing)}, [Way()]
-    for split in splits:
-        if split in known or split[1] < 1 or (num_cores == 1 and split[0] > 0):
-            continue
-        if split[0] == 0 and num_cores > 2:
-            continue  # one core that loads is a small share of many
-        known.add(split)
-        ways.append(Way(loading_threads=split[0], compute_threads=split[1]))
-    return ways[: 1 + _MOST_SPLITS]
+    # With two cores, a loading thread takes half of them from training, so we also try none.
+    counts = [0] if num_cores == 1 else [1, num_cores // 2] + [0] * (num_cores == 2)
+    return [Way(), *(Way(loading_threads=count) for count in dict.fromkeys(counts) if count != loading)]
 
 
 def _missed(way: Way, load: BatchLoad) -> float:

@@ -18,11 +18,12 @@ PLACES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """`place` is one of `PLACES`. `loading_threads`: None is the loader's own choice; `compute_threads`: torch's, None
-    where they are left as they are. `sums`: of batches in turn, whether the first layer's sums are made from the
-    graph's rows, in place of a copy of these: by the host, where the graph is there, for a device. `products`: of
-    batches in turn, whether the host multiplies rows by the first layer's weights for a device. `by_host`: of
-    batches in turn, whether the host samples them, where the device samples the others. `device_bytes` and
+    """`place` is one of `PLACES`. `loading_threads`: None is the loader's own choice. `compute_threads`: torch's; None,
+    as in every way of "auto", leaves them as they are, and with them the rounding of the training. `sums`: of batches
+    in turn, whether the first layer's sums are made from the graph's rows, in place of a copy of these: by the host,
+    where the graph is there, for a device. `products`: of batches in turn, whether the host multiplies rows by the
+    first layer's weights for a device. `by_host`: of batches in turn, whether the host samples them, where the device
+    samples the others. `device_bytes` and
     `host_bytes` are what it takes beyond what there is already; `predicted` are seconds a batch takes to load, None
     where nothing is known. These three are of a place and time: ways that differ in nothing else are the same."""
 

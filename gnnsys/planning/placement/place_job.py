@@ -79,6 +79,7 @@ class JobPlacer:
         if trainers < 1:
             raise ValueError(f"--trainers must be at least 1, got {trainers}")
         cluster.check_parts(profile.num_parts)
+        profile.check_costs()
         self.cluster, self.profile, self.options = cluster, profile, options
         self.trainers, self.samplers = trainers, samplers
         self.names = tuple(cluster.names)

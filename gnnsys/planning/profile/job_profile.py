@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gnnsys.graph import did_you_mean
+from gnnsys.graph import did_you_mean, in_words
 from gnnsys.partition import Placement
 from gnnsys.planning.profile.share_profile import ShareProfile, mix
 from gnnsys.seeds import assign_shares
@@ -195,6 +195,23 @@ class JobProfile:
                 f"make another with `gnnsys profile` from the same parts"
             )
 
+    def check_costs(self) -> None:
+        """ValueError where something that takes time was measured as nothing: the machine was busy with other work."""
+        if self.source != COUNTED:  # a run's times of stages and servers hold those of its bytes
+            return
+        costs = {"a byte to carry": self.byte_work.carry}
+        for name in ("serving", "sampling", "fetching", "computing"):
+            costs[name] = min(float(getattr(share, name).sum()) for share in self.shares)
+        if unmeasured := [name for name, cost in costs.items() if cost <= 0]:
+            raise ValueError(
+                f"the measurement is not usable: {in_words(unmeasured)} cost 0.00 core-seconds{self._load()}. Run "
+                "`gnnsys profile` again on an idle machine, or make the profile of a run by --trace FILE"
+            )
+
+    def _load(self) -> str:
+        load, cores = self.about.get("load"), self.about.get("cores")
+        return f", on a machine with a load of {load:.1f} on {cores:g} cores" if load is not None and cores else ""
+
     def report(self) -> str:
         """What it says, in a table for people: means over batches."""
         lines = [
@@ -217,6 +234,12 @@ class JobProfile:
             f"a step sums {self.gradients.dense / 1e6:.2f} MB of gradients{sparse}; a byte on a link costs each end "
             f"{1e9 * self.byte_work.seal:.2f} core-ns to encrypt and {1e9 * self.byte_work.carry:.2f} to carry"
         )
+        load, cores = self.about.get("load"), self.about.get("cores")
+        if load is not None and cores and load >= cores:
+            lines.append(
+                f"the machine was busy before, load {load:.1f} on {cores:g} cores: bytes are right, times may not be. "
+                "Profile on an idle machine"
+            )
         return "\n".join(lines)
 
     # --- files

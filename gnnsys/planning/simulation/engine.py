@@ -49,9 +49,6 @@ class EngineInput:
         demands.check(tasks)
         num = machines.num_machines
         machine = tasks.machine_of(placement, num)
-        for kind in machines.speeds:
-            if kind not in TASK_KINDS:
-                raise ValueError(f"machines: speeds of {kind!r}: kinds are {', '.join(TASK_KINDS)}")
         speeds = np.stack([machines.speed(kind) for kind in TASK_KINDS])
         limited = machines.server_threads is not None
         queued_kinds = [TASK_KINDS.index(kind) for kind in (STORE, SERVING, OWNER)]

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from gnnsys.planning.simulation.tasks import TASK_KINDS
+
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
@@ -25,7 +27,8 @@ class ClusterMachines:
                            equally. None is the paper's: every task runs as if alone.
     `server_threads`       [M] or None: how many requests of the machine's graph server are worked on at once. Others
                            wait, first come first served. None: no limit.
-    `speeds`               by kind of task, [M]: a task of so many seconds takes seconds / speed there. 1 where absent.
+    `speeds`               [M], or by kind of task, [M]: a task of so many seconds takes seconds / speed there. 1 where
+                           absent.
     `uplink`               [M] or None: the number of the uplink that a machine is behind, -1 for none. A flow between
                            machines of different uplinks passes both, one out and one in.
     `uplink_in`, `uplink_out`  [U]: rates of the uplinks.
@@ -39,7 +42,7 @@ class ClusterMachines:
     rate_out: Floats
     cores: Floats | None = None
     server_threads: Ints | None = None
-    speeds: Mapping[str, Floats] = field(default_factory=dict)
+    speeds: Mapping[str, npt.ArrayLike] | npt.ArrayLike = field(default_factory=dict)
     uplink: Ints | None = None
     uplink_in: Floats | None = None
     uplink_out: Floats | None = None
@@ -59,7 +62,10 @@ class ClusterMachines:
             threads = np.asarray(self.server_threads, dtype=np.int64)
             _positive("server_threads", threads, num)
             set_(self, "server_threads", threads)
-        set_(self, "speeds", {kind: _positive(f"speeds of {kind}", v, num) for kind, v in self.speeds.items()})
+        speeds = self.speeds if isinstance(self.speeds, Mapping) else dict.fromkeys(TASK_KINDS, self.speeds)
+        if unknown := [kind for kind in speeds if kind not in TASK_KINDS]:
+            raise ValueError(f"machines: speeds of {unknown[0]!r}: kinds are {', '.join(TASK_KINDS)}")
+        set_(self, "speeds", {kind: _positive(f"speeds of {kind}", v, num) for kind, v in speeds.items()})
         if self.uplink is not None:
             self._set_uplinks(num)
         elif self.uplink_in is not None or self.uplink_out is not None:
@@ -124,7 +130,8 @@ class ClusterMachines:
 
     def speed(self, kind: str) -> Floats:
         """[M]: how many times faster than the reference a task of that kind runs."""
-        return self.speeds[kind] if kind in self.speeds else np.ones(self.num_machines)
+        speeds: Mapping[str, Floats] = self.speeds  # type: ignore[assignment]
+        return speeds[kind] if kind in speeds else np.ones(self.num_machines)
 
 
 def _positive(name: str, values: npt.ArrayLike, size: int | None) -> Floats:

@@ -18,6 +18,7 @@ omcoflow          flows to one task of one iteration are a coflow. A flow's weig
 from __future__ import annotations
 
 POLICIES = ("oes", "maxmin", "fifo", "fifo-blocking", "mrtf", "mrtf-blocking", "omcoflow")
+BOUNDED_POLICIES = ("oes", "maxmin")  # for which Theorems 1 and 3 hold
 
 
 def policy_number(policy: str) -> int:

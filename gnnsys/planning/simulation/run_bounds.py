@@ -1,14 +1,17 @@
-"""What a run cannot be faster than, and under `oes` and `maxmin` not slower than, without simulating it.
+"""Bounds of a run's time, without a simulation: a lower one for all policies, an upper one for `oes` and `maxmin`.
 
 `full_rate_path` is Eq. 24 over the longest path: every task and flow as if alone. `sharing_path` is Eq. 26: every flow
 at its link's rate over all flows that one iteration has there. Theorems 1 and 3:
 
     max(full_rate_path, busiest link, busiest cores) <= T
-    T <= min(sharing_path, max(degree, 1) x full_rate_path)        (oes, maxmin; cores not shared)
+    T <= min(sharing_path, max(degree, 1) x full_rate_path)
+
+The second holds for `oes` and `maxmin`, where neither cores nor threads of graph servers are shared.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,12 +20,14 @@ import numpy.typing as npt
 from gnnsys.planning.simulation.demands import Demands
 from gnnsys.planning.simulation.engine import EngineInput, longest_path
 from gnnsys.planning.simulation.machines import ClusterMachines
+from gnnsys.planning.simulation.policies import BOUNDED_POLICIES, policy_number
 from gnnsys.planning.simulation.tasks import TrainingTasks
 
 
 @dataclass(frozen=True)
 class RunBounds:
-    """Seconds. `degree` is the paper's Delta (Eq. 23): most flows that one iteration has on one link."""
+    """Seconds. `degree` is the paper's Delta (Eq. 23): most flows that one iteration has on one link. `has_most`:
+    whether the theorems hold for the run."""
 
     full_rate_path: float
     busiest_link: float
@@ -31,6 +36,7 @@ class RunBounds:
     busiest_cores_name: str
     sharing_path: float
     degree: int
+    has_most: bool = True
 
     @property
     def least(self) -> float:
@@ -39,8 +45,8 @@ class RunBounds:
 
     @property
     def most(self) -> float:
-        """`oes` and `maxmin` are not slower, where every task runs as if alone."""
-        return min(self.sharing_path, max(self.degree, 1) * self.full_rate_path)
+        """The run is not slower; infinite where no theorem says so."""
+        return min(self.sharing_path, max(self.degree, 1) * self.full_rate_path) if self.has_most else math.inf
 
     def lines(self) -> list[str]:
         cores = f", busiest cores {self.busiest_cores:.4g} s ({self.busiest_cores_name})" if self.busiest_cores else ""
@@ -53,9 +59,10 @@ class RunBounds:
 
 
 def run_bounds(
-    machines: ClusterMachines, tasks: TrainingTasks, placement: npt.ArrayLike, demands: Demands
+    machines: ClusterMachines, tasks: TrainingTasks, placement: npt.ArrayLike, demands: Demands, policy: str = "oes"
 ) -> RunBounds:
-    """The bounds of a run. O(tasks + edges) per iteration."""
+    """The bounds of a run by `policy`. O(tasks + edges) per iteration."""
+    policy_number(policy)
     placed = tasks.check_placement(placement, machines.num_machines)
     given = EngineInput.of(machines, tasks, placed, demands, "oes")
     links, rates = given.edge_links(), given.link_rates
@@ -81,4 +88,5 @@ def run_bounds(
         busiest_cores_name=machines.names[core],
         sharing_path=longest_path(given, shared),
         degree=int(degrees.max()),
+        has_most=policy in BOUNDED_POLICIES and machines.cores is None and machines.server_threads is None,
     )

@@ -57,10 +57,10 @@ class SimulatedRun:
         return RunBinding.of(self)
 
     def bounds(self) -> RunBounds:
-        """What no schedule can be faster than, and what `oes` and `maxmin` cannot be slower than."""
+        """What no schedule is faster than, and what this one is not slower than, where a theorem says so."""
         from gnnsys.planning.simulation.run_bounds import run_bounds
 
-        return run_bounds(self.machines, self.tasks, self.placement, self.demands)
+        return run_bounds(self.machines, self.tasks, self.placement, self.demands, self.policy)
 
     def timeline(self, iterations: int | None = None) -> dict[str, Any]:
         """Chrome's trace format, which Perfetto opens: tasks and flows of the first `iterations`, or of all."""

@@ -8,11 +8,13 @@ that everything else relies on.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from gnnsys.planning.simulation.machines import Ints
+if TYPE_CHECKING:
+    from gnnsys.planning.simulation.machines import Ints
 
 # Kinds of tasks. The first four are placed, in this order; every other one sits with one of them.
 STORE, SAMPLER, WORKER, SERVER = "store", "sampler", "worker", "server"

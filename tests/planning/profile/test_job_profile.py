@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from gnnsys.partition import Placement
-from gnnsys.planning import FLOWS, WORK, JobProfile
+from gnnsys.planning import FLOWS, WORK, ByteWork, Cluster, JobProfile, place_job
 from gnnsys.seeds import assign_shares
 from tests.planning.profile.profiles import made_profile, made_share
 
@@ -144,6 +144,22 @@ def test_a_damaged_profile_is_told_in_one_line(change: Any, told: str, tmp_path:
 def test_a_missing_profile_is_told_with_the_command_that_makes_one(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="make one with `gnnsys profile PARTS"):
         JobProfile.from_file(tmp_path / "none.json")
+
+
+def test_costs_of_nothing_are_refused_with_the_load_unless_a_run_was_measured() -> None:
+    busy = {"byte_work": ByteWork(seal=1e-9, carry=0.0), "about": {"load": 12.06, "cores": 2}}
+    said = r"not usable: a byte to carry cost 0.00 core-seconds, on a machine with a load of 12.1 on 2 cores. .*--trace"
+    with pytest.raises(ValueError, match=said):
+        made_profile(**busy).check_costs()
+    with pytest.raises(ValueError, match=said):
+        place_job(Cluster.from_json({"hosts": [{"name": "h1", "cores": 4, "rate": "1gbit"}]}), made_profile(**busy), 3)
+    share = made_share(3, 0)
+    no_step = made_profile(shares=(share, replace(share, computing=0 * share.computing)))
+    with pytest.raises(ValueError, match=r"not usable: computing cost 0\.00"):
+        no_step.check_costs()
+    made_profile().check_costs()
+    made_profile(**busy, source="run").check_costs()
+    assert "busy before, load 12.1 on 2 cores" in made_profile(**busy).report()
 
 
 def test_the_report_has_a_line_for_each_share() -> None:

@@ -117,3 +117,16 @@ def test_a_ring_waits_for_the_slowest_worker() -> None:
     demands = Demands.of(tasks, 1, seconds={"worker": [1.0, 1.0, 5.0]}, volume={})
     run = simulate(two_machines(), tasks, [0] * 7, demands)
     assert run.times.task_start[0, tasks.ids("ring")].min() == 5
+
+
+def test_speeds_are_of_all_tasks_or_by_kind() -> None:
+    tasks = TrainingTasks.of_job(1, 2, 1, sync="none")
+    demands = Demands.of(tasks, 1, seconds={"worker": 1.0, "sampler": 2.0}, volume={})
+    seconds = {}
+    for name, speeds in {"all": [2.0, 2.0], "workers": {"worker": [2.0, 2.0]}, "none": {}}.items():
+        seconds[name] = simulate(two_machines(speeds=speeds), tasks, [0] * 5, demands).seconds
+    assert seconds == {"all": 1.5, "workers": 2.5, "none": 3.0}
+    with pytest.raises(ValueError, match="speeds of 'wroker': kinds are store, sampler, worker"):
+        two_machines(speeds={"wroker": [1.0, 1.0]})
+    with pytest.raises(ValueError, match="speeds of store must be 2 numbers"):
+        two_machines(speeds=[1.0])

@@ -31,7 +31,16 @@ def test_every_policy_keeps_the_order_and_has_a_chain_without_a_gap(like_gnnsys:
     for seed in range(25):
         run = simulate(*random_job(seed, like_gnnsys=like_gnnsys), policy)
         assert broken_rules(run, theorems=False) == [], seed
-        assert run.bounds().least <= run.seconds * (1 + 1e-9)
+        bounds, has_most = run.bounds(), policy in ("oes", "maxmin") and not like_gnnsys
+        assert bounds.least <= run.seconds * (1 + 1e-9) and run.seconds <= bounds.most * (1 + 1e-9), seed
+        assert (bounds.most < np.inf) == has_most
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_the_theorems_say_of_two_policies_the_others_exceed(policy: str) -> None:
+    job = random_job(508)
+    most = simulate(*job).bounds().most
+    assert (simulate(*job, policy).seconds > most * (1 + 1e-3)) == (policy not in ("oes", "maxmin"))
 
 
 def test_no_flow_of_a_set_ends_later_under_max_min_than_under_equal_shares() -> None:
