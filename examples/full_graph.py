@@ -80,6 +80,8 @@ def train(session: gnnsys.Session, args: argparse.Namespace) -> float:
     saver = None
     if args.checkpoints:
         saver = gnnsys.resume(args.checkpoints, every=args.save_every, model=model, optimizer=optimizer)
+        if saver.restored is not None and session.rank == 0:
+            print(f"resumed from step {saver.steps}")
 
     num_labelled = model.total(masks["train"].sum())
     for epoch in range(1 + (saver.steps if saver else 0), args.epochs + 1):

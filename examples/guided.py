@@ -68,6 +68,8 @@ def train(session: gnnsys.Session, graph: gnnsys.DistGraph, args: argparse.Names
     saver = None
     if args.checkpoints:
         saver = gnnsys.resume(args.checkpoints, every=50, model=model, optimizer=optimizer, loader=loader)
+        if saver.restored is not None and session.rank == 0:
+            print(f"resumed from step {saver.steps} (epoch {loader.epoch + 1})")
     for _ in range(loader.epoch, args.epochs):
         model.train()
         for batch in loader:

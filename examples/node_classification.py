@@ -69,7 +69,10 @@ def train(session: gnnsys.Session, args: argparse.Namespace) -> float:
     if args.checkpoints:
         states = {"model": model, "optimizer": optimizer, "loader": loader}
         saver = gnnsys.resume(args.checkpoints, every=args.save_every, **states)
+        if saver.restored is not None and session.rank == 0:
+            print(f"resumed from step {saver.steps} (epoch {loader.epoch + 1})")
 
+    loss = None  # resumed at the end of an epoch, the first loop has no batch
     for epoch in range(loader.epoch + 1, args.epochs + 1):
         model.train()
         for batch in loader:
@@ -84,7 +87,8 @@ def train(session: gnnsys.Session, args: argparse.Namespace) -> float:
         if epoch % 5 == 0 or epoch == args.epochs:
             val = accuracy(model, graph, "val", args)
             if session.rank == 0:
-                print(f"epoch {epoch:3d}  loss {loss.item():.3f}  val {val:.3f}")
+                last = "" if loss is None else f"  loss {loss.item():.3f}"
+                print(f"epoch {epoch:3d}{last}  val {val:.3f}")
     test = accuracy(model, graph, "test", args)
     if session.rank == 0:
         print(f"test accuracy {test:.3f}")

@@ -15,17 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
 from gnnsys.checkpoint import folder as folders
 from gnnsys.checkpoint.files import read_state
 from gnnsys.checkpoint.folder import LocalCheckpoint
 from gnnsys.checkpoint.folder_lock import FolderLock
 from gnnsys.checkpoint.generators import seed_generators, write_generators
 from gnnsys.checkpoint.missing_files import brought
+from gnnsys.checkpoint.optimizer_parameters import check_places, places_of
 from gnnsys.checkpoint.rank_differences import differing_file, merged
 from gnnsys.checkpoint.snapshot import same
-from gnnsys.checkpoint.states import States
+from gnnsys.checkpoint.states import States, unwrapped
 from gnnsys.checkpoint.tables import SavedTable, graph_of
 from gnnsys.comm import Group
 
@@ -284,6 +283,8 @@ class _Loaded:
         def read() -> list[Any]:
             ranks = [read_state(files[f"rank-{rank}.pt"]) for rank in range(self._world_size)]
             self._check_own(ranks)
+            mine = ranks[group.rank if self._is_same_size else 0]
+            check_places(mine.get("parameters", {}), places_of(states), found.steps)  # earlier versions did not keep it
             own = files.get(differing_file(group.rank))
             return [read_state(files["dense.pt"]), {} if own is None else read_state(own), ranks]
 
@@ -343,8 +344,3 @@ def _described(differing: Mapping[str, Mapping[str, Sequence[str]]]) -> str:
             keys.setdefault(name, set()).update(entries)
     more = {name: f" and {len(each) - 1} more" if len(each) > 1 else "" for name, each in keys.items()}
     return ", ".join(f"{name} ({min(each)}{more[name]})" if each else name for name, each in sorted(keys.items()))
-
-
-def unwrapped(value: Any) -> Any:
-    """The module inside DDP: a checkpoint does not depend on whether there is one."""
-    return value.module if isinstance(value, nn.parallel.DistributedDataParallel) else value

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from gnnsys.checkpoint.folder_lock import FolderLock
-from gnnsys.checkpoint.restore import restore, unwrapped
+from gnnsys.checkpoint.restore import restore
 from gnnsys.checkpoint.saver import Saver
 from gnnsys.checkpoint.snapshot import check_state
-from gnnsys.checkpoint.states import States, sort_states
+from gnnsys.checkpoint.states import States, sort_states, unwrapped
 from gnnsys.comm import Group, Place
 
 if TYPE_CHECKING:

@@ -26,9 +26,10 @@ from gnnsys.checkpoint.errors import of_step, raise_first, words
 from gnnsys.checkpoint.files import write_state
 from gnnsys.checkpoint.folder_lock import FolderLock
 from gnnsys.checkpoint.generators import read_generators
-from gnnsys.checkpoint.restore import CompleteCheckpoint, unwrapped
+from gnnsys.checkpoint.optimizer_parameters import places_of
+from gnnsys.checkpoint.restore import CompleteCheckpoint
 from gnnsys.checkpoint.snapshot import RankSnapshot, as_it_is, check_state, copied, snapshot
-from gnnsys.checkpoint.states import States
+from gnnsys.checkpoint.states import States, unwrapped
 from gnnsys.checkpoint.tables import graph_of, merged_entries, originals_key, rows_of, table_folder, write_originals
 from gnnsys.comm import CommError, Group, RendezvousError
 from gnnsys.store import DistTensor, free_memory, sync_folders
@@ -232,7 +233,7 @@ class Saver:
         own = {name: value.state_dict() for name, value in self._states.own.items()}
         own, copy.differing, dense = self._copy_states(copy, [own, apart, shared if group.rank == 0 else {}])
         copy.keys = rank_differences.keys_of(apart)
-        copy.own = {"own": own, "generators": read_generators()}
+        copy.own = {"own": own, "generators": read_generators(), "parameters": places_of(self._states)}
         copy.dense = dense if group.rank == 0 else None
 
     def _copy_states(self, copy: RankSnapshot, each: list[_States]) -> list[_States]:

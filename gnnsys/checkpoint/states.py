@@ -126,13 +126,17 @@ def _embeddings_in(name: str, value: Any) -> Iterator[tuple[str, DistEmbedding, 
     if isinstance(value, DistEmbedding):
         return
     if isinstance(value, nn.Module):
-        module = value.module if isinstance(value, nn.parallel.DistributedDataParallel) else value
-        for inner, found in module.named_modules():
+        for inner, found in unwrapped(value).named_modules():
             if isinstance(found, DistEmbedding):
                 yield f"{name}.{inner}", found, False
     elif isinstance(value, SparseOptimizer):
         for number, found in enumerate(value.embeddings):
             yield f"{name}.{number}", found, True
+
+
+def unwrapped(value: Any) -> Any:
+    """The module inside DDP: a checkpoint does not depend on whether there is one."""
+    return value.module if isinstance(value, nn.parallel.DistributedDataParallel) else value
 
 
 def _graph_in(rows: Mapping[str, Any] | None) -> str | None:

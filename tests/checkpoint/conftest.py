@@ -13,17 +13,19 @@ import pytest
 
 @pytest.fixture
 def logged() -> Iterator[list[logging.LogRecord]]:
-    """What checkpoints log from here on, from INFO upwards."""
+    """What checkpoints and resumed loaders log from here on, from INFO upwards."""
     records: list[logging.LogRecord] = []
 
     class Keeps(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             records.append(record)
 
-    logger, handler = logging.getLogger("gnnsys.checkpoint"), Keeps()
-    level = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
+    handler, levels = Keeps(), {}
+    for logger in (logging.getLogger("gnnsys.checkpoint"), logging.getLogger("gnnsys.loader.resumable")):
+        levels[logger] = logger.level
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
     yield records
-    logger.setLevel(level)
-    logger.removeHandler(handler)
+    for logger, level in levels.items():
+        logger.setLevel(level)
+        logger.removeHandler(handler)
