@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from typing import Any
 
 import torch
@@ -10,10 +12,12 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, NodeSamplerInput
 
 import gnnsys.loader
-from gnnsys.graph import EDGE, NODE, Graph, as_links, ids_or_mask, some
+from gnnsys.graph import EDGE, NODE, Graph, as_integers, as_links, ids_or_mask, is_column, some
 from gnnsys.loader import check_link_weights, check_times, edge_index_of, words_of
 from gnnsys.pyg.sampler import NeighborSampler
 from gnnsys.seeds import Share
+
+_log = logging.getLogger(__name__)
 
 _OF_OURS = ("guide", "execution")  # which a user of our own loaders may well expect here
 TORCH_WORDS = (*words_of(torch.utils.data.DataLoader.__init__), *_OF_OURS)
@@ -68,6 +72,28 @@ def check_index(index: Tensor, num_inputs: int) -> None:
         raise ValueError(f"index must be in [0, {num_inputs}), the loader's inputs, got {int(outside[0])}")
 
 
+def check_exclusion(exclude_supervision: Any, sampler: BaseSampler | None) -> None:
+    """ValueError for values that the face does not take, and for any beside a sampler that the user gave."""
+    if exclude_supervision not in (None, True, False):
+        raise ValueError(
+            f"exclude_supervision must be True or False, got {exclude_supervision!r}: gnnsys.LinkNeighborLoader takes "
+            "'self' and 'reverse' as well"
+        )
+    if sampler is not None and exclude_supervision is not None:
+        raise ValueError(
+            "exclude_supervision is an option of the sampler, and you gave one: write NeighborSampler(data, "
+            f"num_neighbors, exclude_supervision={exclude_supervision})"
+        )
+
+
+@functools.cache  # once per process
+def suggest_exclusion() -> None:
+    _log.warning(
+        "LinkNeighborLoader: messages also pass over a batch's own links, as in PyG, so a model can read the answer "
+        "off the edge. exclude_supervision=True leaves them and their reverses out; False keeps them without this line"
+    )
+
+
 def complete_nodes(data: Any, input_nodes: Any, sampler: BaseSampler) -> Any:
     """`input_nodes` as PyG takes them: resolves what PyG cannot (a rank's share, all nodes of a remote store)."""
     if isinstance(input_nodes, Share):
@@ -89,7 +115,7 @@ def complete_nodes(data: Any, input_nodes: Any, sampler: BaseSampler) -> Any:
             )
         if not is_pair or input_nodes[1] is None:
             return node_type
-        return node_type, _check_mask(ids_or_mask(input_nodes[1], "input_nodes", num_nodes), num_nodes)
+        return node_type, _check_mask(nodes_or_mask(input_nodes[1], num_nodes), num_nodes)
     if not isinstance(data, Data) and (is_pair or isinstance(input_nodes, str)):
         # Edges without a type connect nodes of one type, which the feature store may name, such as 'default'.
         group = input_nodes[0] if is_pair else input_nodes
@@ -105,7 +131,18 @@ def complete_nodes(data: Any, input_nodes: Any, sampler: BaseSampler) -> Any:
     if input_nodes is None:
         return None
     num_nodes = _num_nodes(data, sampler, None)
-    return _check_mask(ids_or_mask(input_nodes, "input_nodes", num_nodes), num_nodes)
+    return _check_mask(nodes_or_mask(input_nodes, num_nodes), num_nodes)
+
+
+def nodes_or_mask(values: Any, num_nodes: int | None = None) -> Tensor:
+    """`input_nodes` as a vector of ids, or a mask."""
+    return ids_or_mask(flat_ids(values, "input_nodes"), "input_nodes", num_nodes)
+
+
+def flat_ids(values: Any, name: str) -> Tensor:
+    """Ids or a mask as a tensor. A column of ids, which `mask.nonzero()` is, becomes a vector: PyG takes both."""
+    ids = as_integers(values, name)
+    return ids.view(-1) if is_column(ids) else ids
 
 
 def check_nodes(inputs: NodeSamplerInput, data: Any, sampler: BaseSampler, may_be_empty: bool = False) -> None:
@@ -160,7 +197,8 @@ def _edge_type(data: HeteroData, given: Any, *, may_be_new: bool) -> Any:
     names = (given,) if isinstance(given, str) else tuple(given)
     if all(isinstance(name, str) for name in names) and 1 <= len(names) <= 3:
         found = data._to_canonical(*names)
-        is_new = len(names) == 3 and {names[0], names[2]} <= set(data.node_types)
+        is_whole = isinstance(found, tuple) and len(found) == 3  # two names without edges are ('a', 'to', 'b')
+        is_new = is_whole and {found[0], found[2]} <= set(data.node_types)
         if found in data.edge_types or (is_new and may_be_new):
             return found
     known = data.edge_types

@@ -17,6 +17,7 @@ from gnnsys.graph import NODE, Graph
 from gnnsys.loader import check_seed, knows_words
 from gnnsys.ops import CSC, induced_coo
 from gnnsys.pyg.arguments import INSTEAD, TORCH_WORDS
+from gnnsys.pyg.snapshot import Snapshot
 from gnnsys.pyg.subgraph_loader import InducedLoader, check_data
 from gnnsys.sampling import SampleKey, cluster
 
@@ -26,7 +27,8 @@ _ON_PARTS = "gnnsys.SubgraphLoader(graph, gnnsys.sampling.ClusterSampler(graph))
 class ClusterData(torch_geometric.loader.ClusterData):
     """`torch_geometric.loader.ClusterData`; its documentation holds. `seed` is METIS's.
 
-    Directed edges count in both directions for METIS. A file in `save_dir` is read as numbers alone, never as code.
+    Directed edges count in both directions for METIS. A file in `save_dir` is read as numbers alone, never as code. As
+    in PyG, `.data` is a copy of the data in the order of clusters: `ClusterLoader` refuses it if the data has changed.
     """
 
     @knows_words()
@@ -66,6 +68,7 @@ class ClusterData(torch_geometric.loader.ClusterData):
                 os.makedirs(path.parent, exist_ok=True)
                 torch.save(self.partition, path)
         self.data = self._permute_data(data, self.partition)
+        self._copied = Snapshot(data)
 
     def _metis(self, edge_index: Tensor, num_nodes: int) -> Tensor:
         graph = Graph.from_edge_index(edge_index.cpu(), num_nodes)
@@ -87,7 +90,16 @@ class ClusterData(torch_geometric.loader.ClusterData):
                 f"{path} has {sizes[0]} clusters of {sizes[1]} nodes and {sizes[2]} edges as {found.sparse_format}, "
                 f"the data {data.num_nodes} and {data.num_edges}: remove it, or give another save_dir"
             )
+        if not _has_edges(found, data.edge_index.as_subclass(Tensor)):
+            raise ValueError(f"{path} has clusters of other edges: remove it, or give another save_dir")
         return found
+
+
+def _has_edges(partition: Partition, edge_index: Tensor) -> bool:
+    """Whether a partition has these edges, in their order."""
+    ends = partition.node_perm[torch.repeat_interleave(partition.indptr.diff())], partition.node_perm[partition.index]
+    row, col = ends if partition.sparse_format == "csr" else ends[::-1]
+    return torch.equal(torch.stack([row, col]), edge_index.to(row.device, torch.int64)[:, partition.edge_perm])
 
 
 class ClusterLoader(InducedLoader, torch_geometric.loader.ClusterLoader):
@@ -101,6 +113,12 @@ class ClusterLoader(InducedLoader, torch_geometric.loader.ClusterLoader):
         if not isinstance(cluster_data, torch_geometric.loader.ClusterData):
             raise ValueError(
                 f"cluster_data must be a ClusterData, got {type(cluster_data).__name__}: make it of your data"
+            )
+        changed = cluster_data._copied.changed() if isinstance(cluster_data, ClusterData) else None
+        if changed is not None:
+            raise ValueError(
+                f"{changed} has changed since the ClusterData was made, which has a copy of it: make a new ClusterData"
+                " (a save_dir keeps its clusters), or change cluster_data.data"
             )
         self.cluster_data = cluster_data
         part = cluster_data.partition

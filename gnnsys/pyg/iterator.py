@@ -18,6 +18,7 @@ import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from gnnsys.comm import BatchLoop, use_context
+from gnnsys.loader import warn_of_no_batch
 from gnnsys.pipeline import Pipeline, Stage
 from gnnsys.pyg.elastic import first_number, first_seed, left_batches
 from gnnsys.pyg.sampler import draw_seed
@@ -86,6 +87,8 @@ class EpochIterator:
         except StopIteration:
             if self._loader.progress is epoch:
                 self._loader.progress = None
+                if 0 < epoch.start == epoch.seen:
+                    warn_of_no_batch(epoch.number, self._loader.ranks.rank)
             self._leave()
             raise
         self._loop.use(self._loader.context.at(epoch.first + epoch.seen))

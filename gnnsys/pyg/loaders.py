@@ -10,24 +10,27 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch_geometric.loader
 from torch import Tensor
 from torch_geometric.data import HeteroData
+from torch_geometric.loader import LinkNeighborLoader as PygLinkNeighborLoader
+from torch_geometric.loader import NeighborLoader as PygNeighborLoader
 from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, NegativeSampling, NodeSamplerInput, SamplerOutput
 from torch_geometric.sampler.base import SubgraphType
 
 from gnnsys.comm import use_context
-from gnnsys.graph import EdgeType
+from gnnsys.graph import EdgeType, check_rows_of_inputs
 from gnnsys.loader import Names, as_values, knows_words
 from gnnsys.pyg.arguments import (
     INSTEAD,
     PYG_WORDS,
+    check_exclusion,
     check_kwargs,
     check_links,
     check_nodes,
     checked_weights,
     complete_links,
     complete_nodes,
+    suggest_exclusion,
 )
 from gnnsys.pyg.join import describe
 from gnnsys.pyg.parts import LinkInputs, resolve_input_nodes, resolve_links
@@ -37,13 +40,13 @@ from gnnsys.pyg.threaded_loader import Output, ThreadedLoader
 from gnnsys.sampling import SampleKey
 
 
-class NeighborLoader(ThreadedLoader, torch_geometric.loader.NeighborLoader):
+class NeighborLoader(ThreadedLoader, PygNeighborLoader):
     """`torch_geometric.loader.NeighborLoader` without pyg-lib or torch-sparse; its documentation holds.
 
-    `data` may also be what `gnnsys.open` returns; `input_nodes` are then global ids, the name of a mask, or this rank's
-    share (`gnnsys.split`), which has the same number of batches on every rank. `seed` fixes what each epoch samples,
-    independently of torch's generators; the order of the seeds is still that of `sampler` or `shuffle`. On parts,
-    `fetch` names the arrays that batches have, and floats travel between machines as `wire_dtype`.
+    `data` may also be what `gnnsys.open` returns; `input_nodes` are then `graph.from_original(ids)`, a mask's name, or
+    this rank's share (`gnnsys.split`), which has the same number of batches on every rank. `seed` fixes what each
+    epoch samples, independently of torch's generators; the order of the seeds is still that of `sampler` or `shuffle`.
+    On parts, `fetch` names the arrays that batches have, and floats travel between machines as `wire_dtype`.
     """
 
     @knows_words(PYG_WORDS, instead=INSTEAD)
@@ -92,13 +95,16 @@ class NeighborLoader(ThreadedLoader, torch_geometric.loader.NeighborLoader):
                 is_sorted=is_sorted,
                 directed=directed,
             )
+        elif isinstance(neighbor_sampler, NeighborSampler):
+            neighbor_sampler.check_current()
         own_values = {"input_time": input_time}
         self._prepare(data, neighbor_sampler, seed, kwargs, input_nodes, own_values, fetch, wire_dtype)
         if graph is not None:
+            check_rows_of_inputs(graph, input_nodes, **own_values)
             input_nodes = resolve_input_nodes(graph, input_nodes)
         input_nodes = complete_nodes(data, input_nodes, neighbor_sampler)
         with torch.device("cpu"):  # PyG leaves what it makes to torch's default device
-            torch_geometric.loader.NeighborLoader.__init__(
+            PygNeighborLoader.__init__(
                 self,
                 data,
                 num_neighbors,
@@ -135,13 +141,14 @@ class NeighborLoader(ThreadedLoader, torch_geometric.loader.NeighborLoader):
         store.batch_size = out.metadata[0].numel()
 
 
-class LinkNeighborLoader(ThreadedLoader, torch_geometric.loader.LinkNeighborLoader):
+class LinkNeighborLoader(ThreadedLoader, PygLinkNeighborLoader):
     """`torch_geometric.loader.LinkNeighborLoader` without pyg-lib or torch-sparse; its documentation holds.
 
-    We deviate from PyG in one thing: a batch's own links, and their reverses, are not among the edges that messages are
-    passed over. `exclude_supervision=False` gives PyG's behaviour. `seed` is as in `NeighborLoader`, and also fixes the
-    negatives. `edge_label_weight`, which PyG has not, is what each link counts, finite floats >= 0 [num_links]: batches
-    have it beside `edge_label`, with ones for negatives; of triplets there is one for each of `dst_pos_index`.
+    As in PyG, messages also pass over a batch's own links where these are edges of the graph. With
+    `exclude_supervision=True` neither they nor their reverses are sampled. `seed` is as in `NeighborLoader`, and also
+    fixes the negatives. `edge_label_weight`, which PyG has not, is what each link counts, finite floats >= 0
+    [num_links]: batches have it beside `edge_label`, with ones for negatives; of triplets there is one for each of
+    `dst_pos_index`.
     """
 
     @knows_words(PYG_WORDS, instead=INSTEAD)
@@ -170,7 +177,7 @@ class LinkNeighborLoader(ThreadedLoader, torch_geometric.loader.LinkNeighborLoad
         seed: int | None = None,
         fetch: Names | None = None,
         wire_dtype: torch.dtype | None = None,
-        exclude_supervision: bool = True,
+        exclude_supervision: bool | None = None,
         edge_label_weight: Tensor | None = None,
         **kwargs: Any,
     ) -> None:
@@ -187,7 +194,10 @@ class LinkNeighborLoader(ThreadedLoader, torch_geometric.loader.LinkNeighborLoad
                 f"Received conflicting 'edge_label_time' and 'time_attr' arguments: {missing!r} is not set while "
                 f"{there!r} is set: both must be provided for temporal sampling."
             )
+        check_exclusion(exclude_supervision, neighbor_sampler)
         if neighbor_sampler is None:
+            if exclude_supervision is None:
+                suggest_exclusion()
             neighbor_sampler = NeighborSampler(
                 data,
                 num_neighbors,
@@ -199,8 +209,10 @@ class LinkNeighborLoader(ThreadedLoader, torch_geometric.loader.LinkNeighborLoad
                 weight_attr=weight_attr,
                 is_sorted=is_sorted,
                 directed=directed,
-                exclude_supervision=exclude_supervision,
+                exclude_supervision=bool(exclude_supervision),
             )
+        elif isinstance(neighbor_sampler, NeighborSampler):
+            neighbor_sampler.check_current()
         if edge_label_weight is not None and kwargs.get("input_id") is not None:
             raise ValueError("edge_label_weight is by position among the links: leave input_id away")
         own_values = {
@@ -210,13 +222,14 @@ class LinkNeighborLoader(ThreadedLoader, torch_geometric.loader.LinkNeighborLoad
         }
         self._prepare(data, neighbor_sampler, seed, kwargs, given, own_values, fetch, wire_dtype)
         if graph is not None:
+            check_rows_of_inputs(graph, given, **own_values)
             edge_label_index, links = resolve_links(graph, given)
             if links is not None and self.ranks.inputs is not None:
                 self.ranks.inputs = links.ids
         else:
             edge_label_index = complete_links(data, given, neighbor_sampler)
         with torch.device("cpu"):  # PyG leaves what it makes to torch's default device
-            torch_geometric.loader.LinkNeighborLoader.__init__(
+            PygLinkNeighborLoader.__init__(
                 self,
                 data,
                 num_neighbors,

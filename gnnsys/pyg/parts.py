@@ -14,7 +14,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import EdgeSamplerInput, HeteroSamplerOutput, SamplerOutput
 
-from gnnsys.graph import EDGE, NODE, EdgeType, NodeType, ids_or_mask, some
+from gnnsys.graph import EDGE, NODE, EdgeType, GraphIds, NodeType, ids_or_mask, numbered_ids, some
 from gnnsys.loader import (
     EdgeInputs,
     Fetch,
@@ -29,7 +29,7 @@ from gnnsys.loader import (
 )
 from gnnsys.ops import BufferPool
 from gnnsys.sampling import DistGraph, Sample
-from gnnsys.seeds import InputIds, Share, check_alone, read_mask, resolve_nodes, type_with_mask
+from gnnsys.seeds import InputIds, Share, check_alone, check_node_ids, read_mask, resolve_nodes, type_with_mask
 from gnnsys.store import MemoryBudget, RowBuffers
 
 # -- inputs ------------------------------------------------------------------------------------------------------------
@@ -47,6 +47,8 @@ def resolve_input_nodes(graph: DistGraph, input_nodes: Any) -> Any:
         chosen = range(graph.num_nodes(node_type))
     elif isinstance(chosen, str):
         chosen = read_mask(graph, node_type, chosen)
+    else:
+        chosen = numbered_ids(graph, chosen, node_type, "input_nodes")
     return _with_type(graph, node_type, ids_or_mask(chosen, "input_nodes"))
 
 
@@ -54,6 +56,8 @@ def _split_type(graph: DistGraph, input_nodes: Any) -> tuple[NodeType, Any]:
     is_pair = isinstance(input_nodes, (tuple, list)) and len(input_nodes) == 2 and isinstance(input_nodes[0], str)
     if is_pair:
         node_type, chosen = input_nodes
+    elif isinstance(input_nodes, GraphIds):
+        node_type, chosen = check_node_ids(graph, input_nodes), input_nodes
     elif isinstance(input_nodes, str) and input_nodes in graph.node_types:
         node_type, chosen = input_nodes, None
     elif isinstance(input_nodes, str) and not graph.is_homogeneous:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gnnsys.graph import EDGE, NODE, Graph
-from gnnsys.loader import knows_words
+from gnnsys.loader import checksum, knows_words
 from gnnsys.ops import CSC, induced_coo
 from gnnsys.pyg.arguments import INSTEAD, TORCH_WORDS
 from gnnsys.pyg.subgraph_loader import InducedLoader, check_data, edges_of
@@ -92,7 +92,7 @@ class _GraphSAINT(InducedLoader):
     def _norms(self, data: Data) -> tuple[Tensor, Tensor]:
         path = None if self.save_dir is None else Path(self.save_dir, self._filename)
         if path is not None and path.exists():
-            return self._load(path)
+            return self._load(path, data)
         number, nodes, edges = self._saint.counts()
         of_node, of_edge = nodes.float(), edges.float()
         edge_norm = (of_node[edges_of(data)[1]] / of_edge).clamp_(0, _MOST).nan_to_num_(nan=_UNSEEN)
@@ -100,15 +100,16 @@ class _GraphSAINT(InducedLoader):
         norms = number / of_node / self.N, edge_norm
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
-            torch.save(norms, path)
+            torch.save((*norms, checksum(edges_of(data))), path)
         return norms
 
-    def _load(self, path: Path) -> tuple[Tensor, Tensor]:
+    def _load(self, path: Path, data: Data) -> tuple[Tensor, Tensor]:
         try:
-            node_norm, edge_norm = torch.load(path, weights_only=True)
+            node_norm, edge_norm, edges = torch.load(path, weights_only=True)
         except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, TypeError) as error:
             raise ValueError(f"{path} does not hold norms that can be read: remove it") from error
-        if node_norm.shape != (self.N,) or edge_norm.shape != (self.E,):
+        sizes = list(node_norm.shape), list(edge_norm.shape)
+        if sizes != ([self.N], [self.E]) or edges != checksum(edges_of(data)):
             raise ValueError(f"{path} holds norms of another graph: remove it, or give another save_dir")
         return node_norm, edge_norm
 

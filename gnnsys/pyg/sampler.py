@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import (
     BaseSampler,
     EdgeSamplerInput,
@@ -27,17 +28,31 @@ from gnnsys.loader import (
     LinkSeeder,
     LinkSeeds,
     induced,
+    knows_words,
     make_seeder,
     negative_stream,
     reverse_of,
+    words_of,
 )
 from gnnsys.loader import NegativeSampling as Negatives
+from gnnsys.pyg.snapshot import Snapshot
 from gnnsys.pyg.structure import PygStructure, read_structure
 from gnnsys.sampling import AnyGraph, Sample, SampleKey
 from gnnsys.sampling import NeighborSampler as Sampler
 
 Output: TypeAlias = SamplerOutput | HeteroSamplerOutput
 Values: TypeAlias = Tensor | dict[Any, Tensor] | None
+
+
+_OLD_LOADER = (
+    "this class is torch_geometric.sampler.NeighborSampler. For torch_geometric.loader.NeighborSampler, a loader that "
+    "PyG has deprecated, write gnnsys.pyg.NeighborLoader(Data(edge_index=edge_index, num_nodes=num_nodes), "
+    "num_neighbors=sizes, input_nodes=node_idx)"
+)
+_OF_LOADERS = {
+    **dict.fromkeys(words_of(torch.utils.data.DataLoader.__init__), "give it to the loader, which takes this sampler"),
+    **dict.fromkeys(("edge_index", "sizes", "node_idx", "num_nodes", "return_e_id"), _OLD_LOADER),
+}
 
 
 class _Here(threading.local):
@@ -48,14 +63,22 @@ class _Here(threading.local):
 
 
 class NeighborSampler(BaseSampler):
-    """Takes PyG's arguments and returns PyG's outputs, whose edge ids are positions in the user's `edge_index`.
+    """`torch_geometric.sampler.NeighborSampler`, which loaders take as `neighbor_sampler=`. The deprecated loader
+    `torch_geometric.loader.NeighborSampler` is another class: `gnnsys.pyg.NeighborLoader` takes its place.
+
+    Takes PyG's arguments and returns PyG's outputs, whose edge ids are positions in the user's `edge_index`.
 
     Everything random in a call follows from `key`. Without one, the key is drawn from torch's global generator, so
-    `torch.manual_seed` repeats it. With `exclude_supervision`, `sample_from_edges` does not sample the given links, nor
-    their reverses, as neighbours. Calls are thread-safe. A subclass may override `sample_from_nodes` and
-    `sample_from_edges` with PyG's signature: our loaders call them as user code, one call at a time.
+    `torch.manual_seed` repeats it. With `exclude_supervision=True`, `sample_from_edges` does not sample the given
+    links, nor their reverses, as neighbours; by default it does, as PyG's sampler. Calls are thread-safe. A subclass
+    may override `sample_from_nodes` and `sample_from_edges` with PyG's signature: our loaders call them as user code,
+    one call at a time.
+
+    Edges, times and weights are copied when the sampler is made. Our loaders refuse a sampler if its data has
+    changed since; PyG's own loaders do not check.
     """
 
+    @knows_words(instead=_OF_LOADERS)
     def __init__(
         self,
         data: Any,
@@ -71,18 +94,26 @@ class NeighborSampler(BaseSampler):
         directed: bool = True,
         sample_direction: str = "forward",
         *,
-        exclude_supervision: bool = True,
+        exclude_supervision: bool = False,
     ) -> None:
+        if isinstance(data, Tensor) or hasattr(data, "sparse_sizes"):
+            raise ValueError(f"data must be a Data, a HeteroData or a pair of stores, got edges: {_OLD_LOADER}")
         if not directed:
             subgraph_type = SubgraphType.induced
             warnings.warn("'directed' is deprecated, use subgraph_type='induced' instead", stacklevel=2)
-        if sample_direction != "forward":
-            raise ValueError("sample_direction='backward' is not supported: pass the graph with its edges flipped")
+        if sample_direction not in ("forward", "backward"):
+            raise ValueError(f"sample_direction must be 'forward' or 'backward', got {sample_direction!r}")
+        if sample_direction == "backward":
+            raise NotImplementedError(
+                "sample_direction='backward' is not supported: pass the data with its edges flipped, edge_index.flip(0)"
+            )
         if temporal_strategy not in ("uniform", "last"):
             raise ValueError(f"temporal_strategy must be 'uniform' or 'last', got {temporal_strategy!r}")
         if time_attr is not None and weight_attr is not None:
             raise ValueError("weight_attr does not go with time_attr: biased temporal sampling is not defined")
         self._structure: PygStructure = read_structure(data, time_attr, weight_attr, is_sorted)
+        copied = [name for name in ("edge_index", time_attr, weight_attr) if name is not None]
+        self._copied = Snapshot(data, copied) if isinstance(data, (Data, HeteroData)) else None
         self.subgraph_type = SubgraphType(subgraph_type)
         self.replace = replace
         self.temporal_strategy: Any = temporal_strategy
@@ -93,6 +124,15 @@ class NeighborSampler(BaseSampler):
         self._here = _Here()
         self._seeders: dict[EdgeType, tuple[NegativeSampling | None, LinkSeeder]] = {}
         self.num_neighbors = num_neighbors
+
+    def check_current(self) -> None:
+        """ValueError if the data's edges, times or weights have changed since the sampler was made of them."""
+        changed = None if self._copied is None else self._copied.changed()
+        if changed is not None:
+            raise ValueError(
+                f"{changed} has changed since this NeighborSampler was made, which samples by a copy of it: make a new "
+                "NeighborSampler"
+            )
 
     # -- attributes that PyG's sampler has -----------------------------------------------------------------------------
 

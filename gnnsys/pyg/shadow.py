@@ -12,7 +12,7 @@ from torch_geometric.data import Batch
 from gnnsys.graph import EDGE, NODE, Graph, chosen_ids
 from gnnsys.loader import knows_words
 from gnnsys.ops import CSC, induced_coo
-from gnnsys.pyg.arguments import INSTEAD, TORCH_WORDS, check_seeds
+from gnnsys.pyg.arguments import INSTEAD, TORCH_WORDS, check_seeds, flat_ids
 from gnnsys.pyg.subgraph_loader import InducedLoader, check_data, edges_of
 from gnnsys.sampling import NeighborSampler as Sampler
 from gnnsys.sampling import SampleKey
@@ -24,8 +24,9 @@ _OF_BATCH = ("batch", "ptr", "num_nodes")  # names that a batch has for itself
 class ShaDowKHopSampler(InducedLoader, torch_geometric.loader.ShaDowKHopSampler):
     """`torch_geometric.loader.ShaDowKHopSampler`; its documentation holds. Workers are threads.
 
-    Subgraph i has the nodes `ptr[i]` to `ptr[i + 1]`, its root first: `root_n_id[i] == ptr[i]`. As in PyG, `y` has the
-    labels of roots alone. `seed` fixes what is drawn; by default torch's generator does.
+    Subgraph i has the nodes `ptr[i]` to `ptr[i + 1]`. We deviate from PyG in their order: the root comes first,
+    `root_n_id[i] == ptr[i]`, where PyG sorts them by id. As in PyG, `y` has the labels of roots alone. `seed` fixes
+    what is drawn; by default torch's generator does.
     """
 
     @knows_words(TORCH_WORDS, instead=INSTEAD)
@@ -51,7 +52,7 @@ class ShaDowKHopSampler(InducedLoader, torch_geometric.loader.ShaDowKHopSampler)
         if node_idx is None:
             self.node_idx = torch.arange(num_nodes, device="cpu")
         else:
-            self.node_idx = chosen_ids(node_idx, num_nodes, "node_idx").long().cpu()
+            self.node_idx = chosen_ids(flat_ids(node_idx, "node_idx"), num_nodes, "node_idx").long().cpu()
         check_seeds("node_idx", self.node_idx, num_nodes)
         self._csc = CSC.from_edge_index(edges_of(data), num_nodes, narrow=True)
         graph = Graph({NODE: num_nodes}, {EDGE: self._csc})

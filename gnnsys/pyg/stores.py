@@ -1,7 +1,8 @@
 """PyG's (FeatureStore, GraphStore) pair on a graph in parts: `stores(gnnsys.open(DIR))`.
 
-PyG's own code reads our tables through the pair, and our loaders recognise it. Ids are global ids. The rows of a batch
-come in one round trip. Edge rows are read by edge id, which is the edge's position in the CSC of the whole graph.
+PyG's own code reads our tables through the pair, and our loaders recognise it. Ids are global ids; PyG's own loaders
+take them as plain tensors. The rows of a batch come in one round trip. Edge rows are read by edge id, which is the
+edge's position in the CSC of the whole graph.
 """
 
 from __future__ import annotations

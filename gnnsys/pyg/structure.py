@@ -146,9 +146,22 @@ def _read_hetero(data: HeteroData, is_sorted: bool) -> tuple[Graph, torch.dtype]
     return Graph(num_nodes, csc), torch.int32 if dtypes == {torch.int32} else torch.int64
 
 
+def check_adjacency(store: Any, name: str) -> None:
+    """ValueError if `store` has a sparse adjacency, alone or beside `edge_index`."""
+    for adjacency in ("adj_t", "adj"):
+        if adjacency in store and store.get("edge_index") is None:
+            raise ValueError(
+                f"{name} stores its edges as {adjacency}, which needs torch-sparse: store edge_index instead"
+            )
+        if adjacency in store:
+            raise ValueError(
+                f"{name} has {adjacency} beside edge_index, and a batch cannot hold a part of {adjacency}: write "
+                f"`del {name}.{adjacency}` to sample from edge_index"
+            )
+
+
 def _read_edges(store: Any, size: tuple[int, int], is_sorted: bool, name: str) -> tuple[CSC, torch.dtype]:
-    if "adj_t" in store or "adj" in store:
-        raise ValueError(f"{name} stores its edges as adj or adj_t, which needs torch-sparse: store edge_index instead")
+    check_adjacency(store, name)
     edge_index = store.get("edge_index")
     if edge_index is None:
         edge_index = torch.empty(2, 0, dtype=torch.int64, device="cpu")
@@ -215,19 +228,24 @@ def _read_remote_edges(edges: GraphStore, attr: Any, size: tuple[int, int]) -> t
 def _remote_time(
     features: FeatureStore, structure: PygStructure, time_attr: str
 ) -> tuple[dict[NodeType, Tensor], dict[EdgeType, Tensor]]:
-    node_time, edge_time = {}, {}
-    for attr in features.get_all_tensor_attrs():
-        if attr.attr_name != time_attr:
-            continue
+    """Times by type. In a graph of one type the store may call the group as it likes, such as 'default'."""
+    node_time: dict[NodeType, Tensor] = {}
+    edge_time: dict[EdgeType, Tensor] = {}
+    found = [attr for attr in features.get_all_tensor_attrs() if attr.attr_name == time_attr]
+    if not structure.is_hetero and len(found) > 1:
+        groups = [attr.group_name for attr in found]
+        raise ValueError(f"time_attr: the groups {groups} all have {time_attr!r}, but the graph has one type of nodes")
+    for attr in found:
         whole = copy.copy(attr)
         whole.index = None
         time = features.get_tensor(whole)
-        if isinstance(attr.group_name, tuple):
-            edge_time[attr.group_name] = time
-        elif attr.group_name is None and is_edge_level(features, attr, structure.graph):
+        if structure.is_hetero:
+            times: dict[Any, Tensor] = edge_time if isinstance(attr.group_name, tuple) else node_time
+            times[attr.group_name] = time
+        elif is_edge_level(features, attr, structure.graph):
             edge_time[EDGE] = time
         else:
-            node_time[attr.group_name or NODE] = time
+            node_time[NODE] = time
     return node_time, edge_time
 
 

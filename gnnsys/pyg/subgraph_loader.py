@@ -19,6 +19,7 @@ from gnnsys.loader import plain
 from gnnsys.pyg.arguments import check_kwargs
 from gnnsys.pyg.iterator import BatchRequest
 from gnnsys.pyg.stores import graph_of
+from gnnsys.pyg.structure import check_adjacency
 from gnnsys.pyg.threaded_loader import ThreadedLoader
 from gnnsys.sampling import SampleKey
 
@@ -82,8 +83,9 @@ def check_data(data: Any, name: str, native: str) -> Data:
         raise ValueError(f"{name} takes a torch_geometric Data: for what gnnsys.open returns use {native}")
     if not isinstance(data, Data):
         raise ValueError(f"{name} takes a torch_geometric Data, of one node and edge type, got {type(data).__name__}")
+    check_adjacency(data, "data")
     if data.edge_index is None:
-        raise ValueError(f"{name} needs data.edge_index: sparse adjacencies (adj_t) are not read, store edges instead")
+        raise ValueError(f"{name} needs data.edge_index: store the edges")
     if data.num_nodes is None:
         raise ValueError(f"{name} needs data.num_nodes: set it, or give the nodes features")
     return data

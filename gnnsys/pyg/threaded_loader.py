@@ -234,6 +234,10 @@ class ThreadedLoader(torch.utils.data.DataLoader):
             self._running.begin_again(self)
         return EpochIterator(self, self._running)
 
+    def _get_iterator(self) -> EpochIterator:  # type: ignore[override]
+        """torch's and PyG's loaders start worker processes here, for code that does not go through `iter`."""
+        return self.__iter__()
+
     def check_worker_number_rationality(self) -> None:
         """Silences torch's warning of more workers than cores: ours are threads, and idle ones cost nothing."""
 

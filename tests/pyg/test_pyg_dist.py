@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -90,7 +91,7 @@ def test_batches_are_those_of_the_whole_graph(plain, kind: str) -> None:
     data, graphs = plain
     options: Any = {"batch_size": 16, "seed": 7, **KINDS[kind]}
     mine = graphs[list(KINDS).index(kind) % 3]
-    loader = NeighborLoader(mine, [4, 3], input_nodes=mine.global_ids(SEEDS), **options)
+    loader = NeighborLoader(mine, [4, 3], input_nodes=mine.from_original(SEEDS), **options)
     assert_same_epochs(loader, NeighborLoader(data, [4, 3], input_nodes=SEEDS, **options), mine)
 
 
@@ -102,7 +103,7 @@ def test_hetero_batches_are_those_of_the_whole_graph(hetero, kind: str) -> None:
     data, graphs = hetero
     options: Any = {"batch_size": 16, "seed": 7, **KINDS[kind]}
     for mine in graphs if kind == "uniform" else [graphs[HETERO_KINDS.index(kind) % len(graphs)]]:
-        loader = NeighborLoader(mine, [4, 3], input_nodes=("paper", mine.global_ids(PAPERS, "paper")), **options)
+        loader = NeighborLoader(mine, [4, 3], input_nodes=mine.from_original(PAPERS, "paper"), **options)
         assert_same_epochs(loader, NeighborLoader(data, [4, 3], input_nodes=("paper", PAPERS), **options), mine)
 
 
@@ -110,14 +111,14 @@ def test_workers_shuffling_and_state_are_as_in_memory(plain) -> None:
     data, graphs = plain
     mine = graphs[1]
     options: Any = {"batch_size": 10, "shuffle": True, "num_workers": 2, "persistent_workers": True}
-    ours = NeighborLoader(mine, [4, 3], input_nodes=mine.global_ids(SEEDS), **options)
+    ours = NeighborLoader(mine, [4, 3], input_nodes=mine.from_original(SEEDS), **options)
     whole = NeighborLoader(data, [4, 3], input_nodes=SEEDS, **options)
     torch.manual_seed(3)
     expected = list(whole)
     torch.manual_seed(3)
     iterator = iter(ours)
     head = [next(iterator) for _ in range(2)]
-    again = NeighborLoader(mine, [4, 3], input_nodes=mine.global_ids(SEEDS), batch_size=10, shuffle=True)
+    again = NeighborLoader(mine, [4, 3], input_nodes=mine.from_original(SEEDS), batch_size=10, shuffle=True)
     again.load_state_dict(ours.state_dict())
     batches = [*head, *again]
     assert len(batches) == len(expected) == 5
@@ -132,7 +133,7 @@ def test_masks_are_named_and_types_too(plain, hetero) -> None:
     batch = next(iter(NeighborLoader(mine, [2], input_nodes="train_mask", batch_size=9)))
     assert torch.equal(batch.input_id, batch.n_id[:9])  # of a mask, node ids: PyG's rule
     _, (mine, *_) = hetero
-    for given in (("paper", "train"), ["paper", mine.node_data["paper"]["train_mask"][:]]):
+    for given in (("paper", "train"), ["paper", mine.from_global(mine.node_data["paper"]["train_mask"][:], "paper")]):
         loader = NeighborLoader(mine, [2], input_nodes=given, batch_size=100)
         (batch,) = loader
         seeds = mine.original_ids(batch["paper"].n_id[: batch["paper"].batch_size], "paper")
@@ -148,7 +149,7 @@ def test_shares_have_equal_steps_and_cover_everything_once(plain) -> None:
         seen, sizes = [], []
         for placement in ranks:
             mine = graphs[placement.machine]
-            seeds = split(mine, SEEDS, placement=placement)
+            seeds = split(mine, mine.from_global(SEEDS), placement=placement)
             loader = NeighborLoader(mine, [3], input_nodes=seeds, batch_size=4, shuffle=shuffle)
             assert len(loader) == -(-seeds.largest // 4)
             batches = list(loader)
@@ -163,19 +164,19 @@ def test_shares_have_equal_steps_and_cover_everything_once(plain) -> None:
 
 def test_a_rank_without_seeds_has_as_many_batches_all_empty(hetero) -> None:
     _, (mine, *_) = hetero
-    nobody = Seeds(torch.empty(0, dtype=torch.int64), "paper", 5, 10)
+    nobody = Seeds(torch.empty(0, dtype=torch.int64), "paper", 5, 10, numbering=mine.numbering)
     batches = list(NeighborLoader(mine, [3, 2], input_nodes=nobody, batch_size=2, shuffle=True))
     assert len(batches) == 3
     for batch in batches:
         assert batch["paper"].batch_size == 0 and all(batch[t].num_nodes == 0 for t in batch.node_types)
         assert batch["paper"].x.shape == (0, 3) and batch[CITES].edge_index.shape == (2, 0)
     for neg_sampling in (None, "binary", "triplet"):
-        no_links = Seeds(IdRange(5, 5), CITES, 3, 9)
+        no_links = Seeds(IdRange(5, 5), CITES, 3, 9, numbering=mine.numbering)
         loader = LinkNeighborLoader(
             mine, [2], edge_label_index=no_links, neg_sampling=neg_sampling, batch_size=2, shuffle=True
         )
         assert [batch[CITES].input_id.numel() for batch in loader] == [0, 0]
-    ranged = Seeds(IdRange(10, 15), "paper", 6, 11)
+    ranged = Seeds(IdRange(10, 15), "paper", 6, 11, numbering=mine.numbering)
     assert [b["paper"].batch_size for b in NeighborLoader(mine, [1], input_nodes=ranged, batch_size=2)] == [1, 2, 2]
     for option in ({"sampler": range(5)}, {"batch_sampler": [[0]]}):
         with pytest.raises(ValueError, match="does not go with a rank's share"):
@@ -213,10 +214,10 @@ def test_sources_and_tables_of_ones_own_are_joined_and_what_trains_is_not(plain)
     table = mine.store.create("scores", 120, (2,), init=1.0)
     own = Source(torch.arange(120.0)[:, None], mutable=False)
     mine.set_node_data("own", own)
-    mine.set_node_data("ram", torch.arange(120))
+    mine.set_node_data("ram", torch.arange(120), order="global")
     mine.set_node_data("scores", table)
     try:
-        for batch in NeighborLoader(mine, [3, 3], input_nodes=torch.arange(60), batch_size=20):
+        for batch in NeighborLoader(mine, [3, 3], input_nodes=mine.from_global(range(60)), batch_size=20):
             assert torch.equal(batch.own[:, 0], batch.n_id.float()) and torch.equal(batch.ram, batch.n_id)
             assert "scores" not in batch
     finally:
@@ -227,7 +228,7 @@ def test_sources_and_tables_of_ones_own_are_joined_and_what_trains_is_not(plain)
 
 def test_one_batch_is_one_pull_per_machine(plain) -> None:
     _, (mine, *_) = plain
-    loader = NeighborLoader(mine, [-1], input_nodes=torch.arange(120), batch_size=120, num_workers=0)
+    loader = NeighborLoader(mine, [-1], input_nodes=mine.from_global(range(120)), batch_size=120, num_workers=0)
     out = loader.sample(torch.arange(120))
     before = messages(mine)
     batch = loader.join_step(out)
@@ -237,7 +238,7 @@ def test_one_batch_is_one_pull_per_machine(plain) -> None:
 
 def test_batches_have_the_arrays_that_are_named_and_floats_travel_as_told(plain, hetero) -> None:
     _, (mine, *_) = plain
-    options: Any = {"input_nodes": torch.arange(60), "batch_size": 20, "seed": 1}
+    options: Any = {"input_nodes": mine.from_global(range(60)), "batch_size": 20, "seed": 1}
     exact = list(NeighborLoader(mine, [3], **options))
     for batch, whole in zip(
         NeighborLoader(mine, [3], fetch=["x"], wire_dtype=torch.bfloat16, **options), exact, strict=True
@@ -249,11 +250,13 @@ def test_batches_have_the_arrays_that_are_named_and_floats_travel_as_told(plain,
         assert torch.equal(batch.x[~here], whole.x[~here].bfloat16().float()) and not torch.equal(batch.x, whole.x)
     _, (mine, *_) = hetero
     links = torch.stack(mine.edge_ends(torch.arange(30), CITES))
-    loader = LinkNeighborLoader(mine, [2], edge_label_index=(CITES, links), batch_size=10, fetch={"paper": ["t"]})
+    loader = LinkNeighborLoader(
+        mine, [2], edge_label_index=mine.from_global(links, CITES), batch_size=10, fetch={"paper": ["t"]}
+    )
     for batch in loader:
         assert "t" in batch["paper"] and "x" not in batch["paper"] and "t" not in batch["author"]
     with pytest.raises(ValueError, match="no node or edge type has an array 'z'"):
-        NeighborLoader(plain[1][0], [2], input_nodes=torch.arange(3), fetch=["z"])
+        NeighborLoader(plain[1][0], [2], input_nodes=plain[1][0].from_global([0, 1, 2]), fetch=["z"])
     for option in ({"fetch": ["x"]}, {"wire_dtype": torch.bfloat16}):
         with pytest.raises(ValueError, match="fetch and wire_dtype are for what"):
             NeighborLoader(plain[0], [2], **option)
@@ -262,9 +265,9 @@ def test_batches_have_the_arrays_that_are_named_and_floats_travel_as_told(plain,
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"input_nodes": torch.tensor([120])}, r"must be in \[0, 120\)"),
+        ({"input_nodes": [120]}, r"must be in \[0, 120\)"),
         ({"input_nodes": "nothing"}, "no mask 'nothing'"),
-        ({"input_nodes": torch.ones(7, dtype=torch.bool)}, "120 entries"),
+        ({"input_nodes": [True] * 7}, "120 entries"),
         ({"weight_attr": "nothing"}, "no attribute 'nothing'"),
         ({"time_attr": "nothing"}, "neither a node-level or edge-level"),
         ({"time_attr": "x"}, "must hold integers"),
@@ -275,7 +278,9 @@ def test_batches_have_the_arrays_that_are_named_and_floats_travel_as_told(plain,
 def test_bad_arguments_are_refused(plain, arguments: dict, message: str) -> None:
     _, (mine, *_) = plain
     with pytest.raises(ValueError, match=message):
-        list(NeighborLoader(mine, **{"num_neighbors": [2], "input_nodes": torch.arange(3), **arguments}))
+        if isinstance(given := arguments.get("input_nodes", [0, 1, 2]), list):
+            given = mine.from_original(given)
+        list(NeighborLoader(mine, **{"num_neighbors": [2], **arguments, "input_nodes": given}))
 
 
 def test_names_that_nodes_and_edges_share_are_refused(tmp_path) -> None:
@@ -321,11 +326,6 @@ def test_ranks_on_two_machines_cover_an_epoch_between_them(tmp_path) -> None:
 # -- links -----------------------------------------------------------------------------------------------------------
 
 
-def on_parts(links: Tensor, graph: DistGraph, edge_type: Any = None) -> Tensor:
-    src, _, dst = edge_type or EDGE
-    return torch.stack([graph.global_ids(end.contiguous(), t) for end, t in zip(links, (src, dst), strict=True)])
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -340,10 +340,10 @@ def on_parts(links: Tensor, graph: DistGraph, edge_type: Any = None) -> Tensor:
 def test_link_batches_are_those_of_the_whole_graph(plain, options: dict) -> None:
     data, graphs = plain
     links = data.edge_index[:, ::15]
-    options = {"batch_size": 25, "seed": 2, **options}
+    options = {"batch_size": 25, "seed": 2, "exclude_supervision": True, **options}
     mine = graphs[1]
     whole = LinkNeighborLoader(data, [4, 3], edge_label_index=links, **options)
-    ours = LinkNeighborLoader(mine, [4, 3], edge_label_index=on_parts(links, mine), **options)
+    ours = LinkNeighborLoader(mine, [4, 3], edge_label_index=mine.from_original(links), **options)
     assert_same_epochs(ours, whole, mine)
 
 
@@ -351,23 +351,23 @@ def test_link_batches_are_those_of_the_whole_graph(plain, options: dict) -> None
 def test_hetero_links_are_those_of_the_whole_graph(hetero, neg_sampling) -> None:
     data, (_, mine) = hetero
     links = data[WRITES].edge_index[:, ::5]
-    options: Any = {"batch_size": 25, "seed": 2, "neg_sampling": neg_sampling}
+    options: Any = {"batch_size": 25, "seed": 2, "neg_sampling": neg_sampling, "exclude_supervision": True}
     whole = LinkNeighborLoader(data, [4, 3], edge_label_index=(WRITES, links), **options)
-    ours = LinkNeighborLoader(mine, [4, 3], edge_label_index=(WRITES, on_parts(links, mine, WRITES)), **options)
+    ours = LinkNeighborLoader(mine, [4, 3], edge_label_index=mine.from_original(links, WRITES), **options)
     assert_same_epochs(ours, whole, mine)
 
 
 def test_links_that_are_edges_are_looked_up_and_labels_follow_them(hetero, plain) -> None:
     _, (mine, *_) = hetero
-    labels = torch.arange(500)
-    for given in (CITES, (CITES, None)):
+    share = Seeds(mine.from_global(range(500), CITES), CITES, 500, 500)
+    for given, labels in ((CITES, None), ((CITES, None), None), (share, torch.arange(500))):
         loader = LinkNeighborLoader(mine, [2], edge_label_index=given, edge_label=labels, batch_size=100)
         seen = []
         for batch in loader:
             src, dst = batch["paper"].n_id[batch[CITES].edge_label_index]
             ends = mine.edge_ends(batch[CITES].input_id, CITES)
             assert torch.equal(src, ends[0]) and torch.equal(dst, ends[1])
-            assert torch.equal(batch[CITES].edge_label, batch[CITES].input_id)
+            assert labels is None or torch.equal(batch[CITES].edge_label, batch[CITES].input_id)
             seen.append(batch[CITES].input_id)
         assert torch.equal(torch.cat(seen), torch.arange(500))
     _, graphs = plain
@@ -390,13 +390,19 @@ def test_links_that_are_edges_are_looked_up_and_labels_follow_them(hetero, plain
         ({"edge_label_index": torch.tensor([[0], [1]])}, "must name an edge type"),
         ({"edge_label_index": None}, "must name an edge type"),
         ({"edge_label_index": ("paper", "likes", "paper")}, "does not exist"),
-        ({"edge_label_index": (CITES, torch.tensor([[0], [90]]))}, r"\[1\] must be in \[0, 90\)"),
-        ({"edge_label_index": CITES, "edge_label": torch.zeros(3)}, "one entry per link, 500"),
+        ({"edge_label_index": (CITES, torch.tensor([[0], [90]]))}, r"graph.from_original\(ids\)"),
+        ({"edge_label_index": CITES, "edge_label": torch.zeros(500)}, "inputs that are not listed come in the order"),
         ({"edge_label_index": ("paper", "at", "venue")}, "edge_label_index is empty"),
-        ({"edge_label_index": Seeds(torch.arange(3), "paper", 3, 3)}, "links must be of one of"),
+        (
+            {"edge_label_index": SimpleNamespace(ids=torch.arange(3), type="paper", largest=3)},
+            "links must be of one of",
+        ),
     ],
 )
 def test_bad_link_arguments_are_refused(hetero, arguments: dict, message: str) -> None:
     _, (mine, *_) = hetero
     with pytest.raises(ValueError, match=message):
         LinkNeighborLoader(mine, [2], **arguments)
+    share = Seeds(mine.from_global(range(500), CITES), CITES, 500, 500)
+    with pytest.raises(ValueError, match="one entry per link, 500"):
+        LinkNeighborLoader(mine, [2], edge_label_index=share, edge_label=torch.zeros(3))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 import torch
 from torch import Tensor
@@ -12,6 +14,7 @@ from torch_geometric.data import Data, HeteroData  # noqa: E402
 from torch_geometric.testing import MyFeatureStore, MyGraphStore  # noqa: E402
 
 from gnnsys.pyg import LinkNeighborLoader, NeighborLoader, NeighborSampler  # noqa: E402
+from gnnsys.pyg.arguments import suggest_exclusion  # noqa: E402
 
 WRITES, WRITTEN, CITES = ("author", "writes", "paper"), ("paper", "rev_writes", "author"), ("paper", "cites", "paper")
 LINKS = torch.tensor([[0, 1], [5, 6]])
@@ -165,17 +168,63 @@ def test_link_batches_hold_what_pygs_hold(homogeneous: Data, neg_sampling, disjo
             assert torch.equal(seeds, batch.n_id[batch.edge_label_index].unique())
 
 
-def test_supervision_does_not_leak_unless_pygs_way_is_asked_for(homogeneous: Data) -> None:
-    for batch in LinkNeighborLoader(homogeneous, [-1, -1], batch_size=50):
+def test_messages_pass_over_a_batchs_own_links_as_in_pyg_and_by_default(homogeneous: Data, data: HeteroData) -> None:
+    """With all neighbours a batch has every in-edge of its links' ends, as PyG's batches have."""
+    for options in ({}, {"exclude_supervision": False}, {"neighbor_sampler": NeighborSampler(homogeneous, [-1])}):
+        for batch in LinkNeighborLoader(homogeneous, [-1], batch_size=50, neg_sampling="binary", **options):
+            ends = batch.n_id[batch.edge_label_index].unique()
+            into = torch.isin(homogeneous.edge_index[1], ends).nonzero().view(-1)
+            assert torch.equal(batch.e_id.sort().values, into)
+            assert set(batch.input_id.tolist()) <= set(into.tolist())
+    for batch in LinkNeighborLoader(data, [-1], edge_label_index=WRITES, batch_size=50):
+        links = set(batch[WRITES].input_id.tolist())
+        assert links <= set(batch[WRITES].e_id.tolist()) and links <= set(batch[WRITTEN].e_id.tolist())
+
+
+def test_leaving_links_out_is_suggested_once_and_only_to_who_did_not_decide(
+    homogeneous: Data, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    monkeypatch.setattr(handler, "emit", lambda record: lines.append(record.getMessage()))
+    monkeypatch.setattr(logging.getLogger("gnnsys.pyg"), "handlers", [handler])
+    suggest_exclusion.cache_clear()
+    sampler = NeighborSampler(homogeneous, [2])
+    for options in ({"exclude_supervision": True}, {"exclude_supervision": False}, {"neighbor_sampler": sampler}):
+        list(LinkNeighborLoader(homogeneous, [2], batch_size=300, **options))
+    assert not lines
+    for _ in range(2):
+        list(LinkNeighborLoader(homogeneous, [2], batch_size=300))
+    assert len(lines) == 1 and "exclude_supervision=True leaves them" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("value", "with_sampler", "message"),
+    [
+        ("self", False, "must be True or False, got 'self': gnnsys.LinkNeighborLoader takes"),
+        (1.5, False, "must be True or False"),
+        (True, True, r"write NeighborSampler\(data, num_neighbors, exclude_supervision=True\)"),
+        (False, True, "an option of the sampler, and you gave one"),
+    ],
+)
+def test_excluding_is_not_accepted_where_it_would_be_ignored(
+    homogeneous: Data, value: object, with_sampler: bool, message: str
+) -> None:
+    sampler = NeighborSampler(homogeneous, [2]) if with_sampler else None
+    with pytest.raises(ValueError, match=message):
+        LinkNeighborLoader(homogeneous, [2], exclude_supervision=value, neighbor_sampler=sampler)
+
+
+def test_supervision_does_not_leak_where_it_is_excluded(homogeneous: Data) -> None:
+    for batch in LinkNeighborLoader(homogeneous, [-1, -1], batch_size=50, exclude_supervision=True):
         links = homogeneous.edge_index[:, batch.input_id]
         banned = set(map(tuple, torch.cat([links, links.flip(0)], dim=1).t().tolist()))
         assert not banned & set(map(tuple, batch.n_id[batch.edge_index].t().tolist()))
-    batch = next(iter(LinkNeighborLoader(homogeneous, [-1], batch_size=50, exclude_supervision=False)))
-    assert set(batch.input_id.tolist()) <= set(batch.e_id.tolist())
 
 
 def test_hetero_supervision_does_not_leak_through_the_reverse_type(data: HeteroData) -> None:
-    for batch in LinkNeighborLoader(data, [-1, -1], edge_label_index=WRITES, batch_size=50, neg_sampling="binary"):
+    options = {"edge_label_index": WRITES, "neg_sampling": "binary", "exclude_supervision": True}
+    for batch in LinkNeighborLoader(data, [-1, -1], batch_size=50, **options):
         check(batch, data)
         links = set(batch[WRITES].input_id.tolist())
         assert not links & set(batch[WRITES].e_id.tolist())

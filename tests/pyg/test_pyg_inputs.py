@@ -50,6 +50,25 @@ def test_pyg_loaders_take_masks_whatever_holds_them() -> None:
             assert torch.equal(chosen.n_id[: chosen.batch_size], expected[mask_of(expected.numel())]), name
 
 
+def test_pyg_loaders_take_a_column_of_ids() -> None:
+    """`mask.nonzero()` and `numpy.argwhere(mask)` have the shape [n, 1]."""
+    mask = mask_of(NUM_NODES)
+    column, expected = mask.nonzero(), mask.nonzero().view(-1)
+    for given in (column, column.int(), np.argwhere(mask.numpy()), column.tolist()):
+        for data, nodes, store in (
+            (plain(), given, lambda batch: batch),
+            (typed(), ("a", given), lambda batch: batch["a"]),
+        ):
+            loader = gnnsys.pyg.NeighborLoader(data, [2], input_nodes=nodes, batch_size=7)
+            stores = [store(batch) for batch in loader]
+            assert torch.equal(torch.cat([s.n_id[: s.batch_size] for s in stores]).long(), expected)
+            assert torch.equal(torch.cat([s.input_id for s in stores]), torch.arange(expected.numel()))
+        assert torch.equal(gnnsys.pyg.ShaDowKHopSampler(plain(), 2, 3, node_idx=given).node_idx, expected)
+    for wrong in (column.t(), mask[:, None]):  # PyG crashes on the one, and reads the other as the wrong nodes
+        with pytest.raises(ValueError, match="input_nodes must be one-dimensional"):
+            gnnsys.pyg.NeighborLoader(plain(), [2], input_nodes=wrong)
+
+
 def test_pyg_loaders_refuse_floats_and_masks_of_another_length() -> None:
     loader = gnnsys.pyg.NeighborLoader(plain(), [2], batch_size=5)
     for wrong in ([0.0, 3.0], np.array([1.5]), torch.tensor([2.0]), [True] * 3, np.ones(41, bool), [True, 5]):
@@ -149,6 +168,93 @@ def test_stores_whose_only_type_has_a_name_take_it(tmp_path: Any) -> None:
         assert batch.n_id[:5].tolist() == [0, 1, 2, 3, 4] and torch.equal(batch.x, x[batch.n_id])
     with pytest.raises(ValueError, match=r"'other' does not exist, the features have \['default'\]"):
         gnnsys.pyg.NeighborLoader((features, edges), [2], input_nodes=("other", torch.arange(5)))
+
+
+@pytest.mark.parametrize("level", ["node", "edge"])
+def test_stores_whose_only_type_has_a_name_may_have_times(level: str) -> None:
+    features, edges = MyFeatureStore(), MyGraphStore()
+    data = plain()
+    data.time = torch.arange(NUM_NODES if level == "node" else EDGES.shape[1]) % 37
+    features.put_tensor(data.time, group_name="default", attr_name="time", index=None)
+    features.put_tensor(data.x, group_name="default", attr_name="x", index=None)
+    edges.put_edge_index(tuple(EDGES), edge_type=None, layout="coo", size=(NUM_NODES, NUM_NODES))
+    options: dict[str, Any] = {"time_attr": "time", "input_time": torch.full((NUM_NODES,), 20), "seed": 1}
+    nodes, sizes = torch.arange(NUM_NODES), {"batch_size": 10}
+    far = list(gnnsys.pyg.NeighborLoader((features, edges), [3, 2], nodes, **options, **sizes))
+    for a, b in zip(far, gnnsys.pyg.NeighborLoader(data, [3, 2], nodes, **options, **sizes), strict=True):
+        assert all(torch.equal(a[name], b[name]) for name in ("n_id", "e_id", "edge_index", "time", "x"))
+    assert sum(batch.num_edges for batch in far) > 0
+    features.put_tensor(data.time, group_name="other", attr_name="time", index=None)
+    with pytest.raises(ValueError, match=r"the groups \['default', 'other'\] all have 'time'"):
+        gnnsys.pyg.NeighborLoader((features, edges), [3], nodes, **options)
+
+
+@pytest.mark.parametrize("given", [("a", "b"), ("a", "to", "b")])
+def test_links_may_be_of_two_names_without_edges(given: tuple[str, ...]) -> None:
+    data, links = typed(), torch.tensor([[3, 1, 4], [1, 5, 9]])
+    data["b"].x = torch.arange(12.0)[:, None]
+    batch = next(iter(gnnsys.pyg.LinkNeighborLoader(data, [2], edge_label_index=(given, links), batch_size=3)))
+    src, dst = batch["a", "to", "b"].edge_label_index
+    assert torch.equal(torch.stack([batch["a"].n_id[src], batch["b"].n_id[dst]]), links)
+    with pytest.raises(ValueError, match="there is no edge type"):
+        gnnsys.pyg.LinkNeighborLoader(data, [2], edge_label_index=given)  # whose edges would be the links
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "told"),
+    [
+        (
+            lambda: gnnsys.pyg.NeighborSampler(EDGES, [2, 2]),
+            ValueError,
+            "got edges: .*deprecated, write .*NeighborLoader",
+        ),
+        (lambda: gnnsys.pyg.NeighborSampler(EDGES, sizes=[2]), TypeError, "takes no 'sizes': .*loader.NeighborSampler"),
+        (
+            lambda: gnnsys.pyg.NeighborSampler(edge_index=EDGES, sizes=[2], batch_size=4),
+            TypeError,
+            "takes no 'edge_index': .*num_neighbors=sizes, input_nodes=node_idx",
+        ),
+        (
+            lambda: gnnsys.pyg.NeighborSampler(plain(), [2], shuffle=True),
+            TypeError,
+            "no 'shuffle': give it to the loader",
+        ),
+        (lambda: gnnsys.pyg.NeighborSampler(plain(), [2], replacing=True), TypeError, "did you mean 'replace'"),
+        (
+            lambda: gnnsys.pyg.NeighborSampler(plain(), [2], sample_direction="backward"),
+            NotImplementedError,
+            r"edge_index\.flip\(0\)",
+        ),
+        (
+            lambda: gnnsys.pyg.NeighborSampler(plain(), [2], sample_direction="up"),
+            ValueError,
+            "'forward' or 'backward'",
+        ),
+    ],
+)
+def test_the_sampler_says_what_it_is_not(make: Callable[[], Any], error: type[Exception], told: str) -> None:
+    with pytest.raises(error, match=told):
+        make()
+
+
+def test_an_adjacency_beside_the_edges_is_refused_with_what_to_delete() -> None:
+    data, several = plain(), typed()
+    both = torch.eye(NUM_NODES).to_sparse_coo()
+    data.adj_t, several["a", "to", "a"].adj = both, both
+    for make in (gnnsys.pyg.NeighborLoader, gnnsys.pyg.NeighborSampler, gnnsys.pyg.LinkNeighborLoader):
+        with pytest.raises(ValueError, match=r"^data has adj_t beside edge_index.*write `del data\.adj_t` to sample"):
+            make(data, [2])
+    for make in (gnnsys.pyg.GraphSAINTNodeSampler, gnnsys.pyg.ClusterData):
+        with pytest.raises(ValueError, match=r"write `del data\.adj_t`"):
+            make(data, 2)
+    with pytest.raises(ValueError, match=r"write `del data\[\('a', 'to', 'a'\)\]\.adj` to sample"):
+        gnnsys.pyg.NeighborLoader(several, [2], input_nodes="a")
+    del data.adj_t
+    assert next(iter(gnnsys.pyg.NeighborLoader(data, [2], batch_size=5))).batch_size == 5
+    data = Data(x=data.x, adj_t=both)
+    for make in (gnnsys.pyg.NeighborLoader, gnnsys.pyg.GraphSAINTNodeSampler):
+        with pytest.raises(ValueError, match=r"stores its edges as adj_t, .* store edge_index instead"):
+            make(data, [2] if make is gnnsys.pyg.NeighborLoader else 2)
 
 
 def test_links_in_time_need_their_times() -> None:

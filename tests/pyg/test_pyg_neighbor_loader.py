@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import inspect
 import threading
 import time
-import warnings
 
 import pytest
 import torch
@@ -533,6 +533,7 @@ def test_pygs_context_managers_work_on_threads(data: Data) -> None:
     assert {batch.t for batch in loader} == {1}
     with loader.enable_multithreading(2):
         assert {batch.t for batch in loader} == {2}
+        assert {batch.t for batch in loader._get_iterator()} == {2}  # torch's inner method; PyG's tests call it
     with loader.enable_cpu_affinity(loader_cores=[0]):
         assert len(list(loader)) == 4
     with loader.enable_memory_log():
@@ -587,14 +588,6 @@ def test_bad_arguments_are_refused_when_the_loader_is_made(data: Data, arguments
         NeighborLoader(data, **{"num_neighbors": [3], **arguments})
 
 
-def test_sparse_adjacencies_are_refused_with_advice(data: Data) -> None:
-    data.adj_t = torch.eye(NUM_NODES).to_sparse_csr()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with pytest.raises(ValueError, match="store edge_index instead"):
-            NeighborLoader(data, [3])
-
-
 def test_importing_gnnsys_does_not_import_pyg_and_its_absence_is_explained() -> None:
     script = """
 import sys
@@ -620,7 +613,7 @@ def test_both_faces_sample_the_same_under_the_same_seed(data: Data) -> None:
     for _ in range(2):
         for a, b in zip(ours, theirs, strict=True):
             assert all(torch.equal(a[k], b[k]) for k in ("n_id", "e_id", "edge_index", "x", "input_id"))
-    options = {"neg_sampling": "binary", "batch_size": 64, "seed": 8}
+    options = {"neg_sampling": "binary", "batch_size": 64, "seed": 8, "exclude_supervision": True}
     for a, b in zip(
         gnnsys.LinkNeighborLoader(graph, [4], **options), LinkNeighborLoader(data, [4], **options), strict=True
     ):
@@ -650,6 +643,44 @@ def test_the_sampler_serves_pygs_own_loaders(data: Data) -> None:
     assert sampler.edge_permutation is None
     sampler.num_neighbors = [1]
     assert len(next(iter(stock)).num_sampled_edges) == 1
+
+
+def test_pygs_own_names_may_be_set_to_our_loaders(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a script that cannot be edited gets them. Our loaders call PyG's, under whatever name."""
+    monkeypatch.setattr(tg.loader, "NeighborLoader", NeighborLoader)
+    monkeypatch.setattr(tg.loader, "LinkNeighborLoader", LinkNeighborLoader)
+    assert next(iter(tg.loader.NeighborLoader(data, [2], batch_size=5))).batch_size == 5
+    links = next(iter(tg.loader.LinkNeighborLoader(data, [2], batch_size=5)))
+    assert torch.equal(links.n_id[links.edge_label_index], data.edge_index[:, :5])
+
+
+def test_a_copy_of_the_sampler_may_have_other_fanouts(data: Data) -> None:
+    """Lightning's data modules make one for evaluation, and give both to PyG's NodeLoader."""
+    sampler = NeighborSampler(data, [3, 2])
+    every = copy.copy(sampler)
+    every.num_neighbors = [-1]
+    few, all_of_them = (
+        next(iter(tg.loader.NodeLoader(data, each, input_nodes=data.train_mask, batch_size=20)))
+        for each in (sampler, every)
+    )
+    assert len(few.num_sampled_edges) == 2 and int(torch.bincount(few.edge_index[1])[:20].max()) == 3
+    into = torch.isin(data.edge_index[1], data.train_mask.nonzero().view(-1)[:20])
+    assert torch.equal(all_of_them.e_id.sort().values, into.nonzero().view(-1))
+
+
+def test_a_worker_is_prepared_in_its_own_thread_and_is_no_worker_process_to_torch(data: Data) -> None:
+    mine, seen = threading.local(), []
+
+    def begin(number: int) -> None:
+        mine.number = number
+
+    def transform(batch: Data) -> Data:
+        seen.append((mine.number, torch.utils.data.get_worker_info()))
+        return batch
+
+    loader = NeighborLoader(data, [3], batch_size=10, num_workers=2, worker_init_fn=begin, transform=transform)
+    assert len(list(loader)) == len(seen) == 20
+    assert {number for number, _ in seen} <= {0, 1} and all(info is None for _, info in seen)
 
 
 def test_a_sampler_of_the_users_own_is_used_as_it_is(data: Data) -> None:

@@ -128,7 +128,8 @@ def test_stock_pyg_loaders_read_our_stores(plain, hetero) -> None:
                 for name, table in mine.node_data[t].items():
                     assert torch.equal(store[name], table[store.n_id])
         assert len(theirs) == 3
-        ours = list(NeighborLoader(pair, [4, 3], input_nodes=nodes, batch_size=10))
+        ids = mine.from_global(range(30), None if mine.is_homogeneous else "paper")
+        ours = list(NeighborLoader(pair, [4, 3], input_nodes=ids, batch_size=10))
         for a, b in zip(ours, theirs, strict=True):
             mine_keys, stock_keys = (set(map(str, batch.to_dict())) for batch in (a, b))
             assert mine_keys == stock_keys and type(a) is type(b)
@@ -137,7 +138,7 @@ def test_stock_pyg_loaders_read_our_stores(plain, hetero) -> None:
 def test_stock_link_loaders_read_our_stores(hetero) -> None:
     _, (mine, *_) = hetero
     pair = stores(mine)
-    sampler = NeighborSampler(mine, {t: [3] for t in mine.edge_types})
+    sampler = NeighborSampler(mine, {t: [3] for t in mine.edge_types}, exclude_supervision=True)
     links = torch.stack(mine.edge_ends(torch.arange(0, 300, 10), WRITES))
     stock = tg.loader.LinkNeighborLoader(
         pair, [3], edge_label_index=(WRITES, links), batch_size=10, neighbor_sampler=sampler, neg_sampling="binary"
@@ -163,7 +164,7 @@ def test_a_sampler_of_the_users_own_is_joined_with_parts(plain) -> None:
         def sample_from_edges(self, index: Any, **kwargs: Any) -> Any:
             raise NotImplementedError
 
-    loader = NeighborLoader(mine, [2], input_nodes=torch.arange(20), batch_size=5, neighbor_sampler=Whole())
+    loader = NeighborLoader(mine, [2], input_nodes=mine.from_global(range(20)), batch_size=5, neighbor_sampler=Whole())
     for batch in loader:
         assert torch.equal(batch.x, mine.node_data[NODE]["x"][batch.n_id])
         assert torch.equal(batch.number, mine.edge_data[EDGE]["number"][torch.arange(3)])
