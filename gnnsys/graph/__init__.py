@@ -1,13 +1,13 @@
 """A graph in memory: schema, CSC, rows, where it comes from and how one is made up.
 
 For users: `Graph`; `dataset` and `available_datasets`; `load`, `save` and `external_graph` (larger than memory);
-`from_pyg`, `from_dgl`, `from_ogb`, `to_pyg`; `rmat`, `sbm`, `planted_noise` and `typed_graph`,
-which are generated.
+`from_pyg`, `from_dgl`, `from_ogb`, `to_pyg`; `GraphIds`, which carry their numbering; `rmat`, `sbm`,
+`planted_noise` and `typed_graph`, which are generated.
 
 For other rooms: the words of a schema (`NODE`, `EDGE`, `NodeType`, `EdgeType`), ids and rows as users give them
-(`as_ids`, `ids_of`, `check_data`), names in error messages (`some`, `in_words`, `did_you_mean`), and files that
-are whole or not there: arrays (`ArrayWriter`, `ArrayReader`), manifests (`staged`, `write_manifest`, `read_manifest`),
-room on a disk; a graph in one block of memory that processes share (`pack_plan`, `unpack`).
+(`as_ids`, `ids_of`, `numbered_ids`, `check_data`), names in error messages (`some`, `in_words`, `did_you_mean`),
+and files that are whole or not there: arrays (`ArrayWriter`, `ArrayReader`), manifests (`staged`, `write_manifest`,
+`read_manifest`), room on a disk; a graph in one block of memory that processes share (`pack_plan`, `unpack`).
 """
 
 from gnnsys.graph.arrays import (
@@ -28,6 +28,15 @@ from gnnsys.graph.external import MIN_MEMORY, external_graph
 from gnnsys.graph.files import load
 from gnnsys.graph.generate import planted_noise, rmat, sbm, typed_graph
 from gnnsys.graph.graph import Graph
+from gnnsys.graph.graph_ids import (
+    ORIGINAL,
+    GraphIds,
+    check_numbering,
+    check_order,
+    check_rows_of_inputs,
+    make_graph_ids,
+    numbered_ids,
+)
 from gnnsys.graph.manifest import (
     MANIFEST,
     PARTS_FORMAT,
@@ -42,11 +51,11 @@ from gnnsys.graph.names_in_errors import did_you_mean, in_words, some
 from gnnsys.graph.npy import load_npy, load_npz_arrays, map_npy
 from gnnsys.graph.ogb import from_ogb, from_ogb_dict
 from gnnsys.graph.packed_graph import PackPlan, pack_plan, unpack
-from gnnsys.graph.row_checks import check_data, check_weight, is_source
+from gnnsys.graph.row_checks import UnfitRows, check_data, check_weight, is_source, unfit_rows
 from gnnsys.graph.saved_graph import save
 from gnnsys.graph.schema import EDGE, NODE, EdgeType, NodeType, edge_type_key
 from gnnsys.graph.sparse_rows import sparse_rows_in
-from gnnsys.graph.user_ids import IdsLike, as_ids, as_integers, as_links, chosen_ids, ids_of, ids_or_mask
+from gnnsys.graph.user_ids import IdsLike, as_ids, as_integers, as_links, chosen_ids, ids_of, ids_or_mask, is_column
 
 # The old names, kept for one version.
 available, typed = available_datasets, typed_graph
@@ -56,6 +65,7 @@ __all__ = [
     "MANIFEST",
     "MIN_MEMORY",
     "NODE",
+    "ORIGINAL",
     "PARTS_FORMAT",
     "ArrayReader",
     "ArrayStream",
@@ -64,10 +74,12 @@ __all__ = [
     "EdgeType",
     "ExpectedAccuracy",
     "Graph",
+    "GraphIds",
     "IdsLike",
     "NodeType",
     "PackPlan",
     "RawFile",
+    "UnfitRows",
     "as_graph",
     "as_ids",
     "as_integers",
@@ -75,8 +87,11 @@ __all__ = [
     "available",
     "available_datasets",
     "check_data",
+    "check_numbering",
+    "check_order",
     "check_ours",
     "check_room",
+    "check_rows_of_inputs",
     "check_target",
     "check_weight",
     "chosen_ids",
@@ -97,13 +112,16 @@ __all__ = [
     "ids_of",
     "ids_or_mask",
     "in_words",
+    "is_column",
     "is_generated",
     "is_source",
     "load",
     "load_npy",
     "load_npz_arrays",
+    "make_graph_ids",
     "manifest_checksum",
     "map_npy",
+    "numbered_ids",
     "pack_plan",
     "planted_noise",
     "read_manifest",
@@ -118,6 +136,7 @@ __all__ = [
     "to_pyg",
     "typed",
     "typed_graph",
+    "unfit_rows",
     "unpack",
     "write_manifest",
 ]

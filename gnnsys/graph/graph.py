@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from operator import index
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gnnsys.graph.graph_ids import ORIGINAL, check_order, make_graph_ids
 from gnnsys.graph.names_in_errors import MANY, some
-from gnnsys.graph.row_checks import check_data, check_rows, check_weight, is_source
+from gnnsys.graph.row_checks import check_data, check_rows, check_weight, is_source, warn_of_unfit_rows
 from gnnsys.graph.schema import EDGE, NODE, EdgeType, NodeType
 from gnnsys.graph.user_ids import as_ids
-from gnnsys.ops import CSC, planned_kind
+from gnnsys.ops import ASK_DOCTOR, CSC, check_device, planned_kind
 
 
 class Graph:
@@ -72,7 +74,7 @@ class Graph:
         info: Mapping[str, Any] | None = None,
     ) -> Graph:
         """A homogeneous graph from COO edges (row 0 source, row 1 destination)."""
-        csc = CSC.from_edge_index(edge_index, num_nodes, narrow=True)
+        csc = CSC.from_edge_index(edge_index, _count(num_nodes), narrow=True)
         return cls({NODE: num_nodes}, {EDGE: csc}, {NODE: node_data or {}}, {EDGE: edge_data or {}}, info)
 
     @classmethod
@@ -85,7 +87,9 @@ class Graph:
         info: Mapping[str, Any] | None = None,
     ) -> Graph:
         """A heterogeneous graph from COO edges per edge type."""
-        csc = {}
+        if not isinstance(num_nodes, Mapping):
+            raise ValueError(f"num_nodes must be a dict by node type, got {num_nodes!r}")
+        csc, num_nodes = {}, {node_type: _count(count) for node_type, count in num_nodes.items()}
         for edge_type, edges in edge_index.items():
             check_edge_type(edge_type, num_nodes)
             src, _, dst = edge_type
@@ -142,25 +146,56 @@ class Graph:
             return coo
         return torch.empty_like(coo).index_copy_(1, csc.edge_ids.long(), coo)
 
+    # -- ids ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def numbering(self) -> str:
+        """`ORIGINAL`: in memory there is no other numbering than the user's."""
+        return ORIGINAL
+
+    def from_original(self, ids: Any, type: NodeType | EdgeType | None = None) -> Any:
+        """`GraphIds` of the user's ids, or of a mask: what scripts pass that run on parts too, where plain ids are
+        ambiguous.
+
+        Nodes: ids or a mask of node type `type`. Edges: the same of an edge type. Links: [2, n] ids of both ends. By
+        type: a dict, and so is the result.
+
+        >>> loader = gnnsys.NeighborLoader(graph, [15, 10], input_nodes=graph.from_original(train_ids))
+        """
+        return make_graph_ids(self, ids, type, "from_original")
+
+    def from_global(self, ids: Any, type: NodeType | EdgeType | None = None) -> Any:
+        """`GraphIds` of ids that batches have. In memory these are the user's own."""
+        return make_graph_ids(self, ids, type, "from_global")
+
     # -- rows --------------------------------------------------------------------------------------------------------
 
-    def set_node_data(self, name: str, rows: Any, node_type: NodeType | None = None) -> None:
+    def set_node_data(
+        self, name: str, rows: Any, node_type: NodeType | None = None, *, order: str | None = None
+    ) -> None:
         """Adds or replaces one array of rows, one row per node: a tensor, or a source of rows that loaders read by id
-        (`gnnsys.store.FeatureSource`)."""
+        (`gnnsys.store.FeatureSource`). `order`, which a tensor needs on parts, changes nothing here."""
         node_type = self._node_type(node_type)
-        check_data(rows, self._num_nodes[node_type], f"node_data[{node_type!r}][{name!r}]", "node")
+        where = f"node_data[{node_type!r}][{name!r}]"
+        check_order(self, order, where)
+        check_data(rows, self._num_nodes[node_type], where, "node")
+        warn_of_unfit_rows(rows, where)
         self.node_data[node_type][name] = rows
 
-    def set_edge_data(self, name: str, rows: Any, edge_type: EdgeType | None = None) -> None:
+    def set_edge_data(
+        self, name: str, rows: Any, edge_type: EdgeType | None = None, *, order: str | None = None
+    ) -> None:
         """Adds or replaces one array of rows, row i for the i-th edge the user gave: a tensor, or a source of rows.
 
         An array called `weight` or `edge_weight` must be fit to draw by: finite and not negative.
         """
         edge_type = self._edge_type(edge_type)
         where = f"edge_data[{edge_type!r}][{name!r}]"
+        check_order(self, order, where)
         check_data(rows, self._csc[edge_type].num_edges, where, "edge")
         if name in ("weight", "edge_weight") and isinstance(rows, Tensor) and rows.dim() == 1:
             check_weight(rows, where)
+        warn_of_unfit_rows(rows, where)
         self.edge_data[edge_type][name] = rows
 
     def check_in_memory(self, purpose: str) -> None:
@@ -203,6 +238,8 @@ class Graph:
 
         On a GPU, samplers and loaders then do all their work there. What is there already is shared, not copied.
         """
+        if planned_kind() is None:
+            check_device(device)
         moved = self._moved(lambda csc: csc.to(device), lambda rows: rows.to(device))
         if planned_kind() not in (None, "cpu"):
             moved.planned_place = "device"
@@ -218,6 +255,8 @@ class Graph:
             planned = self.copy()
             planned.planned_place = "pinned"
             return planned
+        if not torch.accelerator.is_available():
+            raise ValueError(f"pin_memory() is for graphs that a GPU reads, and torch finds none. {ASK_DOCTOR}")
         return self._moved(
             lambda csc: csc.pin_memory(),
             lambda rows: rows if not rows.is_cpu or rows.is_pinned() else rows.contiguous().pin_memory(),
@@ -296,6 +335,14 @@ class Graph:
         nodes = [f"{t}: {n:,}" for t, n in self._num_nodes.items()]
         edges = [f"{'|'.join(t)}: {c.num_edges:,}" for t, c in self._csc.items()]
         return f"Graph(nodes {{{_first_few(nodes)}}}, edges {{{_first_few(edges)}}})"
+
+
+def _count(num_nodes: Any) -> int:
+    try:
+        return index(num_nodes)
+    except TypeError:
+        hint = ": write int(edge_index.max()) + 1 where the last node has an edge" if num_nodes is None else ""
+        raise ValueError(f"num_nodes must be a whole number, got {num_nodes!r}{hint}") from None
 
 
 def _first_few(texts: list[str]) -> str:

@@ -178,6 +178,11 @@ def _how_to_open(folder: Path, found: str, wanted: str) -> str:
 def _how_to_make(folder: Path, wanted: str) -> str:
     if wanted != PARTS_FORMAT:
         return ""
+    if _is_of_dgl(folder):
+        return (
+            ": it describes a partition of DGL's, which gnnsys does not read; make parts of the DGL graph itself, by "
+            "gnnsys.partition.partition_graph(graph, P, DIR)"
+        )
     source = str(folder) if folder.is_file() else "SOURCE"
     return f"; make one with: gnnsys partition {source} --parts P --out DIR"
 
@@ -190,3 +195,15 @@ def _is_as_written(text: str) -> bool:
 
 def manifest_checksum(manifest: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(manifest, sort_keys=True).encode())
+
+
+def _is_of_dgl(path: Path) -> bool:
+    """Whether this is the description that DGL writes of a partition, or a directory that has one."""
+    for file in sorted(path.glob("*.json")) if path.is_dir() else [path]:
+        try:
+            described = json.loads(file.read_text(encoding="utf-8")) if file.suffix == ".json" else None
+        except (OSError, ValueError, RecursionError):
+            continue
+        if isinstance(described, dict) and {"part_method", "num_parts", "graph_name"} <= described.keys():
+            return True
+    return False

@@ -123,7 +123,7 @@ def owner_of(
     """The node type that an array of a typed graph belongs to and its name there; None where it has a row per edge.
 
     `year_book` is `year` of books. What names no type is the target's, unless its number of rows says edges. ValueError
-    for `book_year`, which would be taken for the target's, and for `first_book` that may be of either by its rows.
+    for `book_year` and `first_book` that may be of either type by their rows.
     """
     whole = bool(_SPLIT.fullmatch(name))  # train_mask, though a type may be called mask
     ends = [t for t in num_nodes if name.endswith(f"_{t}") and name.removesuffix(f"_{t}").strip("_") and not whole]
@@ -142,6 +142,10 @@ def owner_of(
     other = max(begins, key=len, default=target)
     if other != target:
         bare = name.removeprefix(f"{other}_")
+        num_rows = array.shape[0] if array.ndim else 0
+        fit = {each for each in (target, *begins) if num_nodes[each] == num_rows}
+        if not is_list and len(fit) == 1 and num_rows != num_edges:  # only one of them has as many rows
+            return (target, name) if target in fit else (fit.pop(), bare)
         raise ValueError(
             f"{name} begins with the node type {other!r}, but a name without a type at its end belongs to "
             f"{target!r}, the target_type: call it {bare}__{other} if it has a row per {other!r}, or "

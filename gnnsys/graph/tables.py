@@ -26,8 +26,8 @@ COMMENTS = ("#", "%")
 DELIMITERS: dict[str, str | None] = {".csv": ",", ".tsv": "\t", ".txt": None, ".edges": None}
 NO_EDGES = "there are no edges in it: give a file with an edge per line, or say num_nodes where none is meant"
 _NUMBER_THEM = (
-    "ids must be 0 to N-1: names of nodes are numbered by numpy.unique(names, return_inverse=True), of both columns "
-    "together"
+    "ids must be 0 to N-1: number names by numpy.unique(names, return_inverse=True), of both columns together if their "
+    "nodes are of one type, else of each column alone, for Graph.from_edge_indices"
 )
 _INTEGERS = ("src", "dst", "time")
 _FLOAT32_MAX = torch.finfo(torch.float32).max
@@ -55,16 +55,16 @@ def table_pieces(
     read = _parquet_pieces if path.suffix == ".parquet" else _text_pieces
     num_rows = 0
     for share, piece in read(path, columns, piece_bytes):
-        yield _check_columns(piece, path, num_rows)
+        yield _check_columns(piece, path, num_rows, columns)
         num_rows += piece["src"].numel()
         if progress is not None:
             progress(share)
 
 
-def _check_columns(piece: Columns, path: Path, before: int) -> Columns:
+def _check_columns(piece: Columns, path: Path, before: int, columns: Sequence[str] | None) -> Columns:
     for name in ("src", "dst"):
         if name not in piece:
-            raise _no_column(path, name, piece)
+            raise _no_column(path, name, piece, columns)
         if piece[name].dtype not in (torch.int32, torch.int64):
             raise ValueError(f"{path}: column {name!r} must hold integers, got {piece[name].dtype}")
         if piece[name].numel() and (lowest := int(piece[name].min())) < 0:
@@ -76,8 +76,17 @@ def _check_columns(piece: Columns, path: Path, before: int) -> Columns:
     return piece
 
 
-def _no_column(path: Path, name: str, names: Iterable[str]) -> ValueError:
-    return ValueError(f"{path}: no column is called {name!r}, there are {some(names)}; name them with columns=")
+def _no_column(path: Path, name: str, names: Iterable[str], columns: Sequence[str] | None) -> ValueError:
+    """`columns` are the names that the user gave, `names` those that count."""
+    listed = list(names)
+    said = f"{path}: no column is called {name!r}, there are {some(listed)}"
+    if columns is None:
+        return ValueError(
+            f"{said}; name them in their order, the two ends of an edge src and dst: columns=['src', 'dst', ...] "
+            "(--columns src,dst,...)"
+        )
+    called = ",".join(dict(zip(listed, ("src", "dst"), strict=False)).get(each, each) for each in listed)
+    return ValueError(f"{said}; columns= calls the two ends of an edge src and dst, such as --columns {called}")
 
 
 @dataclass(frozen=True)
@@ -109,7 +118,7 @@ def _text_pieces(path: Path, columns: Sequence[str] | None, piece_bytes: int) ->
         raise ValueError(f"{path}: every column needs a name of its own, got {names}")
     for name in ("src", "dst"):
         if name not in names:
-            error = _no_column(path, name, names)
+            error = _no_column(path, name, names, columns)
             raise error if columns is not None else ValueError(f"{error}. If this is an edge, {_NUMBER_THEM}")
     kinds = "".join("i" if name in _INTEGERS else "f" for name in names)
     size, done = path.stat().st_size, layout.offset

@@ -105,6 +105,11 @@ def as_integers(values: Any, name: str) -> Tensor:
     )
 
 
+def is_column(ids: Tensor) -> bool:
+    """Whether these are ids [n, 1], which `mask.nonzero()` is."""
+    return ids.dim() == 2 and ids.shape[1] == 1 and ids.dtype != torch.bool
+
+
 def as_links(values: Any, name: str) -> Tensor:
     """Links by their ends, int32 or int64 [2, num_links]; ValueError for others."""
     if isinstance(values, (list, tuple)) and len(values) == 2 and all(isinstance(end, Tensor) for end in values):

@@ -25,6 +25,7 @@ from gnnsys.loader.negatives import NegativeSampling, negative_stream
 from gnnsys.loader.neighbor_loader import NeighborLoader
 from gnnsys.loader.options import PipelineOptions, as_values, check_seed
 from gnnsys.loader.padding import PadSizes
+from gnnsys.loader.resumable import warn_of_no_batch
 from gnnsys.loader.run_trace import RunTrace
 from gnnsys.loader.same_options import SameOptions
 from gnnsys.loader.sampled import Inputs, Sampled
@@ -105,5 +106,6 @@ __all__ = [
     "resolve_inputs",
     "reverse_of",
     "supervision_edges",
+    "warn_of_no_batch",
     "words_of",
 ]

@@ -6,7 +6,6 @@ will take follows from fanouts, seeds and widths of rows, so it is promised (`Me
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple, TypeAlias
@@ -15,9 +14,8 @@ import torch
 
 from gnnsys.graph import EdgeType, NodeType
 from gnnsys.loader.fetch import Names
-from gnnsys.observe import num_local_ranks
 from gnnsys.ops import workspace_bytes
-from gnnsys.sampling import AnyGraph, ranks_on_device, reverse_of
+from gnnsys.sampling import AnyGraph, reverse_of
 from gnnsys.store import MemoryBudget, MemoryPromise
 
 NumNeighbors: TypeAlias = Sequence[int] | Mapping[EdgeType, Sequence[int]]
@@ -146,9 +144,7 @@ def share_for_batches(
 def room_for_groups(device: torch.device | None) -> int:
     """Bytes that sampled batches which wait for each other may take, on a device or the host: of a quarter of what is
     left, the part of this rank."""
-    place = torch.device("cpu") if device is None else device
-    ranks = num_local_ranks(os.environ) if device is None else ranks_on_device(device)
-    return int(_FOR_GROUPS * MemoryBudget.of(place).left()) // ranks
+    return int(_FOR_GROUPS * MemoryBudget.of(torch.device("cpu") if device is None else device).share())
 
 
 def _by_type(graph: AnyGraph, num_neighbors: NumNeighbors) -> dict[EdgeType, list[int]]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gnnsys.graph import Graph
 from gnnsys.loader.sampled import Sampled
-from gnnsys.ops import HAS_CUDA_KERNELS
+from gnnsys.ops import ASK_DOCTOR, HAS_CUDA_KERNELS
 from gnnsys.pipeline import Stage
 from gnnsys.sampling import AnyGraph
 
@@ -272,7 +272,7 @@ def resolve(device: torch.device | str | None, graph: AnyGraph | None = None) ->
     if wanted.type != "cpu":
         accelerator = torch.accelerator.current_accelerator(check_available=True)
         if accelerator is None or accelerator.type != wanted.type:
-            found = accelerator or "no accelerator"
+            found = accelerator or f"no accelerator. {ASK_DOCTOR}"
             raise ValueError(f"device={str(wanted)!r} is not available here: torch finds {found}")
         if wanted.index is None:
             index = here.index if here.type == wanted.type else torch.accelerator.current_device_index()

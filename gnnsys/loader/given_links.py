@@ -9,16 +9,16 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from gnnsys.graph import EDGE, EdgeType, Graph, IdsLike, as_links, some
+from gnnsys.graph import EDGE, EdgeType, Graph, GraphIds, IdsLike, as_links, check_rows_of_inputs, numbered_ids, some
 from gnnsys.loader.link_inputs import check_labels, give_weights, make_seeder
 from gnnsys.loader.links import EdgeInputs, Exclusion, LinkReader, Links
 from gnnsys.loader.negatives import NegativeSampling
 from gnnsys.loader.subgraph import reverse_of
 from gnnsys.loader.typed_links import TypedLinks
 from gnnsys.sampling import AnyGraph, Asked, Sampler
-from gnnsys.seeds import InputIds, Share, check_alone
+from gnnsys.seeds import InputIds, Share, check_alone, check_share
 
-InputLinks: TypeAlias = "Tensor | IdsLike | EdgeType | tuple[EdgeType, Any] | Share | None"
+InputLinks: TypeAlias = "Tensor | GraphIds | IdsLike | EdgeType | tuple[EdgeType, Any] | Share | None"
 
 
 def resolve_inputs(
@@ -26,6 +26,7 @@ def resolve_inputs(
 ) -> tuple[EdgeType, LinkReader, int, dict[str, int]]:
     """The edge type, the links, how many there are, and what a schedule must know of other ranks' shares."""
     if isinstance(given, Share):
+        check_share(graph, given, "edge_label_index")
         if given.type not in graph.edge_types:
             raise ValueError(f"the share is of {given.type!r}, links must be of one of {some(graph.edge_types)}")
         inputs = EdgeInputs(InputIds(given.ids), ends_of(graph, given.type), label, time)
@@ -73,6 +74,8 @@ def resolve_typed_links(
     for edge_type, links in given.items():
         negatives = NegativeSampling.cast(neg_sampling.get(edge_type) if by_type["neg_sampling"] else neg_sampling)
         label = None if labels is None else labels.get(edge_type)
+        weight = None if weights is None else weights.get(edge_type)
+        check_rows_of_inputs(graph, links, edge_label=label, edge_label_weight=weight)
         label = check_labels(negatives, None if label is None else label.cpu())
         if isinstance(links, Share) and links.type != edge_type:
             raise ValueError(f"edge_label_index: the links given for {edge_type!r} are a share of {links.type!r}")
@@ -80,7 +83,6 @@ def resolve_typed_links(
         _, inputs, num_links, shares = resolve_inputs(graph, named, label, None)
         if label is not None and label.shape[0] != num_links:
             raise ValueError(f"edge_label of {edge_type!r} must have one entry per link, {num_links}, got {len(label)}")
-        weight = None if weights is None else weights.get(edge_type)
         of_links = give_weights(graph, edge_type, inputs, num_links, weight)
         seeder = make_seeder(graph, edge_type, negatives, False, None, num_links, inputs.has_edge_ids)
         reverse = resolve_reverse(graph, edge_type, None, exclude)
@@ -146,7 +148,9 @@ def ends_of(graph: AnyGraph, edge_type: EdgeType) -> Callable[[Tensor], Asked[tu
 def named_links(graph: AnyGraph, given: Any) -> tuple[EdgeType, Tensor | None]:
     """The edge type and the links, if any, that a user's `edge_label_index` names."""
     edge_type, index = None, given
-    if isinstance(given, (tuple, list)):
+    if isinstance(given, GraphIds):
+        edge_type = _type_of_links(given)
+    elif isinstance(given, (tuple, list)):
         if _is_edge_type(given):
             edge_type, index = tuple(given), None
         elif len(given) == 2 and isinstance(given[0], (tuple, list)) and _is_edge_type(given[0]):
@@ -159,7 +163,19 @@ def named_links(graph: AnyGraph, given: Any) -> tuple[EdgeType, Tensor | None]:
             )
         edge_type = graph.edge_types[0]
     graph.num_edges(edge_type)  # ValueError where there is no such type
-    return edge_type, None if index is None else as_links(index, "edge_label_index")
+    if index is None:
+        return edge_type, None
+    return edge_type, as_links(numbered_ids(graph, index, edge_type, "edge_label_index"), "edge_label_index")
+
+
+def _type_of_links(given: GraphIds) -> EdgeType:
+    """ValueError for ids of nodes or edges."""
+    if isinstance(given.type, str) or given.ids.dim() != 2:
+        raise ValueError(
+            f"edge_label_index must be links [2, num_links], got {given!r}: of edges gnnsys.split(graph, ids) makes a "
+            "share"
+        )
+    return given.type
 
 
 def check_links(graph: AnyGraph, edge_type: EdgeType, index: Tensor | None) -> tuple[Tensor, Tensor]:

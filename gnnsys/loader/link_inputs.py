@@ -14,7 +14,7 @@ from gnnsys.loader.links import EdgeInputs, LinkReader, Links, check_link_weight
 from gnnsys.loader.negative_kinds import LinkEnd
 from gnnsys.loader.negatives import NegativeSampling
 from gnnsys.sampling import AnyGraph
-from gnnsys.store import as_source, read_rows
+from gnnsys.store import DistTensor, as_source, read_rows
 
 
 def make_seeder(
@@ -100,6 +100,11 @@ def _weights(graph: AnyGraph, node_type: NodeType, given: Any, name: str) -> Ten
             )
         weight = _by_original(graph, node_type, arrays[given])
     elif is_source(given):
+        if not isinstance(graph, Graph) and not isinstance(given, DistTensor):
+            raise ValueError(
+                f"neg_sampling: {name}: rows of a source are ambiguous on parts: give a tensor with an entry per node "
+                "by your own ids, or the name of an array of the graph"
+            )
         weight = _by_original(graph, node_type, given)
     else:
         weight = torch.as_tensor(given, device="cpu")

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from gnnsys.graph import EdgeType, check_ours
+from gnnsys.graph import EdgeType, check_ours, check_rows_of_inputs
 from gnnsys.loader.batch import Batch
 from gnnsys.loader.batch_memory import NumNeighbors
 from gnnsys.loader.device_copy import resolve, sampled_on
@@ -48,9 +48,9 @@ class LinkNeighborLoader(Loader):
 
     `edge_label_index`: [2, num_links], an edge type, or (edge type, [2, num_links]); None: all edges; or a rank's share
     of the edges of a type (`gnnsys.split`); or a dict of these by edge type, and a batch has links of all of them, or
-    of one in turn (`one_type_per_batch`); labels, and negatives if you like, are then dicts as well. Of a graph in
-    parts ids are global ids, and where links are edges of it their ends are looked up batch by batch. With
-    `neg_sampling` negatives are drawn beside them.
+    of one in turn (`one_type_per_batch`); labels, and negatives if you like, are then dicts as well. On parts links
+    carry their numbering, `graph.from_original([2, num_links])`; where links are edges of the parts, their ends are
+    looked up batch by batch. With `neg_sampling` negatives are drawn beside them.
 
     A batch's own links are kept out of its message passing (`exclude_supervision`), as are their reverses: in a
     homogeneous graph the same edges the other way round, in a heterogeneous one those of `reverse_edge_type` (by
@@ -193,6 +193,10 @@ class LinkNeighborLoader(Loader):
         edge_label, edge_label_time = (None if of is None else of.cpu() for of in (edge_label, edge_label_time))
         negatives = NegativeSampling.cast(neg_sampling)
         check_times("edge_label_time", edge_label_time)
+        check_rows_of_inputs(
+            graph, edge_label_index, edge_label=edge_label, edge_label_time=edge_label_time,
+            edge_label_weight=edge_label_weight,
+        )  # fmt: skip
         edge_type, inputs, num_links, shares = resolve_inputs(
             graph, edge_label_index, check_labels(negatives, edge_label), edge_label_time
         )

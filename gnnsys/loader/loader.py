@@ -29,7 +29,7 @@ from gnnsys.loader.options import PipelineOptions
 from gnnsys.loader.planned import AUTO, Visits, check_made_for, hardware, make_plan
 from gnnsys.loader.planned_execution import OtherWays, PlannedExecution, WayLoader
 from gnnsys.loader.reserved import check_names_free
-from gnnsys.loader.resumable import Resumable
+from gnnsys.loader.resumable import Resumable, warn_of_no_batch
 from gnnsys.loader.row_cache import keeper_of
 from gnnsys.loader.same_options import SameOptions
 from gnnsys.loader.sampled import Inputs, Sampled
@@ -235,6 +235,7 @@ class Loader(Resumable):
         if not is_resuming and at.batch > 0:
             self._position = self._schedule.first(self.epoch + 1)  # an epoch that was left early is over
         elif self._ending is not None:  # resumed behind its last batch: only the caller's own end of it is left to do
+            warn_of_no_batch(self._ending, self._ranks.rank)
             self._ending = None
             return iter(())
         self._ending = None

@@ -49,7 +49,8 @@ class NeighborLoader(Loader):
     `graph` is in memory, or what `gnnsys.open` returns. `input_nodes`: ids, a bool mask or the name of one, a list or a
     range; in a heterogeneous graph a node type or (node type, any of these), or a dict of these by node type: a batch
     then has seeds of several types, each with its own `batch_size` and `input_id`; None: all nodes. Or this rank's
-    share, as `gnnsys.split` returns it: then every rank has the same number of batches, of nearly equal sizes.
+    share, as `gnnsys.split` returns it: then every rank has the same number of batches, of nearly equal sizes. On parts
+    ids and masks without a name carry their numbering: `graph.from_original(ids)`.
     `num_neighbors`: one number per hop (-1: all), or a list per edge type. `input_time` is the seeds' time under
     temporal sampling (default: their own `time_attr`). `sampler`: any `gnnsys.sampling.Sampler`, or a function of
     the user's own (`SampleFunction`), instead of `num_neighbors` and the options that say how to draw. `guide`: a
@@ -124,13 +125,15 @@ class NeighborLoader(Loader):
         seed = check_seed(seed)
         check_ours(graph)
         check_staleness(staleness, model, _way if execution is None else execution)
+        if model is not None and execution is None and _way is None:
+            raise ValueError('model is read by plans alone: give execution="auto" as well, or leave model away')
         if execution is not None and pad:
             raise ValueError("sizes that batches are padded to are found by one way: leave execution or pad away")
         sizes = as_pad_sizes(pad)
         if sizes is not None:
             check_can_pad(sampler or guide, subgraph_type, expand)
         if isinstance(input_nodes, Mapping):
-            check_typed(sampler or guide, pad)
+            check_typed(sampler, guide, pad)
         inputs = NodeInputs(graph, input_nodes, input_time, time_attr)
         draws = DrawOptions(
             replace=replace, subgraph_type=subgraph_type, disjoint=disjoint, temporal_strategy=temporal_strategy,
@@ -154,6 +157,10 @@ class NeighborLoader(Loader):
             if num_neighbors is None:
                 raise ValueError("num_neighbors must be given, a fanout per hop, unless you bring your own sampler")
             made = draws.make_sampler(graph, num_neighbors, where)
+            if _way is None and expand == "new" and made.num_hops and not made.takes_neighbors:
+                _log.warning(
+                    "num_neighbors=%s takes no neighbours, batches have their seeds alone: -1 takes all", num_neighbors
+                )
         elif num_neighbors is not None or not draws.are_default:
             raise ValueError("your sampler decides what is sampled: leave num_neighbors and options of ours away")
         chosen: Any = sampler if made is None else made

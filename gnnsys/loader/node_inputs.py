@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnsys.graph import Graph, NodeType
+from gnnsys.graph import Graph, NodeType, check_rows_of_inputs
 from gnnsys.loader.options import as_values
 from gnnsys.loader.sampling_options import check_input_time, typed_times
 from gnnsys.sampling import DistGraph
@@ -31,9 +31,13 @@ class NodeInputs:
         self.largest: int | None = None  # seeds of the rank that has most
         by_type: SeedsByType | None = None
         if isinstance(given, Mapping):
+            for node_type, chosen in given.items():
+                of_type = time.get(node_type) if isinstance(time, Mapping) else None
+                check_rows_of_inputs(graph, chosen, input_time=of_type)
             self.node_type, self.ids = "", (by_type := SeedsByType(graph, given))
             self.largest = by_type.largest
         else:
+            check_rows_of_inputs(graph, given, input_time=time)
             self.node_type, ids = resolve_nodes(graph, given)
             self.ids = InputIds(ids)
             if isinstance(given, Share):

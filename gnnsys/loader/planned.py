@@ -26,14 +26,14 @@ from gnnsys.planning import (
     Memory,
     Way,
     measure_rates,
+    propose_loading_threads,
     propose_places,
-    propose_splits,
 )
-from gnnsys.sampling import AnyGraph, ranks_on_device
+from gnnsys.sampling import AnyGraph
 from gnnsys.store import DeviceCache, MemoryBudget
 
 AUTO = "auto"
-_WITH_SUMS = 2  # divisions of the cores that are also tried with sums made ahead
+_WITH_SUMS = 2  # numbers of loading threads that are also tried with sums made ahead
 Visits = Callable[[], Mapping[NodeType, torch.Tensor]]
 """How likely a batch is to hold each node."""
 
@@ -64,7 +64,7 @@ def make_plan(
         ways, passed_over = [Way()], {"other ways": fixed}
     elif target is None:
         cores = max(1, num_usable_cores() // num_local_ranks(os.environ))
-        ways = propose_splits(cores, num_threads, torch.get_num_threads())
+        ways = propose_loading_threads(cores, num_threads)
         if first is not None and first.has_sums:
             ways += [replace(way, sums=(True,)) for way in ways[:_WITH_SUMS]]
         if first is not None:
@@ -72,9 +72,7 @@ def make_plan(
             passed_over[PRODUCTS] = str(first.products) if is_none else "batches stay on the host, which has the rows"
     else:
         assert isinstance(graph, Graph) and visits is not None
-        sharing = ranks_on_device(target)
-        here = num_local_ranks(os.environ)
-        memory = Memory(MemoryBudget.of(target).left() // sharing, MemoryBudget.of("cpu").left() // here)
+        memory = Memory(MemoryBudget.of(target).share(), MemoryBudget.of("cpu").share())
         load = _load_of(graph, visits)
         if first is not None:
             load = replace(load, sums=first.measure_sums(), sampling=first.measure_sampling())

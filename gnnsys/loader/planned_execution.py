@@ -49,6 +49,8 @@ class OtherWays(Generic[LoaderT]):
         options = dict(given) if way.loading_threads is None else {**given, "num_threads": way.loading_threads}
         if way.has_patterns:
             options["_way"] = way
+        elif "model" in options:
+            options["model"] = None  # read for sums and products alone
         if "staleness" in options and not any(way.products):
             options["staleness"] = 0  # of products alone
         return self.face(self.places.place(way), **options)

@@ -5,6 +5,7 @@ State is what the consumer has seen, never what was loaded ahead: so a run that 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,21 @@ from gnnsys.loader.planned_execution import PlannedExecution
 from gnnsys.loader.schedule import Schedule, Ticket, shuffled
 from gnnsys.sampling import Sampler, SubgraphSampler
 from gnnsys.seeds import Leftover, Ranks
+
+_log = logging.getLogger(__name__)
+
+
+def warn_of_no_batch(epoch: int, rank: int) -> None:
+    """Says, on rank 0, why a loop over a resumed loader has no batch: its state is of the end of an epoch.
+
+    The epoch is not skipped: what a script does at its end (a scheduler's step, validation) would be lost.
+    """
+    if rank == 0:
+        _log.warning(
+            "resumed after the last batch of epoch %d, counted from 0: the loop over the loader now has no batch, and "
+            "the code after it runs as in the unbroken run. That code must not need what only a batch sets (loss)",
+            epoch,
+        )
 
 
 class Resumable:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from gnnsys.graph import NodeType
 from gnnsys.loader.fetch import Names
-from gnnsys.sampling import DistGraph, ranks_on_device
+from gnnsys.sampling import DistGraph
 from gnnsys.store import (
     OWN_COST,
     DeviceTable,
@@ -175,7 +175,7 @@ class CacheKeeper:
 
     def _allot(self, graph: DistGraph, tables: Mapping[NodeType, list[DeviceTable]], expected: Expected) -> None:
         """Shares what is allowed among node types, by the bytes that batches read of each."""
-        left = MemoryBudget.of(self.device).left() // ranks_on_device(self.device)
+        left = MemoryBudget.of(self.device).share()
         assert graph.cache is not None
         allowed = int(_SHARE * left) if graph.cache == "auto" else int(graph.cache)
         weights = {t: float(expected[t].sum()) * _row_bytes(of) for t, of in tables.items()}

@@ -215,12 +215,14 @@ class SampleWithFunction:
         self._seed = seed
 
     def __call__(self, ticket: Ticket, chosen: Tensor) -> Sampled:
-        key = SampleKey(self._seed, ticket.epoch, ticket.batch)
-        seeds = to_device(self._nodes[chosen], self._device)
-        sample = self._sampler(self._graph, {self._node_type: seeds}, key)
+        key, nodes = SampleKey(self._seed, ticket.epoch, ticket.batch), self._nodes
+        by_type = nodes.by_type(chosen) if isinstance(nodes, SeedsByType) else {self._node_type: chosen}
+        ids = nodes.ids if isinstance(nodes, SeedsByType) else {self._node_type: nodes}
+        seeds = {t: to_device(ids[t][at], self._device) for t, at in by_type.items()}
+        sample = self._sampler(self._graph, seeds, key)
         if not isinstance(sample, Sample):
             raise ValueError(f"a sampler must return a gnnsys.sampling.Sample, got {type(sample).__name__}")
-        return Sampled(sample, self._node_type, {self._node_type: _about_seeds(chosen)})
+        return Sampled(sample, self._node_type, {t: _about_seeds(at) for t, at in by_type.items()})
 
 
 def _about_seeds(chosen: Tensor) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from gnnsys.graph import Graph, NodeType
 from gnnsys.loader.batch_memory import NumNeighbors
 from gnnsys.loader.padding import PadSizes
 from gnnsys.loader.subgraph import SUBGRAPH_TYPES
-from gnnsys.sampling import DistGraph, EdgeFilter, NeighborSampler, Sampler
+from gnnsys.sampling import DistGraph, EdgeFilter, NeighborSampler, Sampler, check_fanouts, check_no_idle_hop
 from gnnsys.seeds import SeedsByType
 
 
@@ -44,6 +44,8 @@ class DrawOptions:
     def make_sampler(
         self, graph: Graph | DistGraph, num_neighbors: NumNeighbors, device: torch.device | None
     ) -> NeighborSampler:
+        if self.expand == "new":  # blocks are made of a hop without edges too
+            check_no_idle_hop(check_fanouts(graph, num_neighbors))
         return make_sampler(
             graph,
             num_neighbors,
@@ -78,16 +80,21 @@ def make_sampler(
 
 
 def check_sampler(sampler: Sampler, graph: Graph | DistGraph) -> dict[str, Any]:
-    """The options of a user's sampler; ValueError where it samples another graph."""
+    """The options of a user's sampler; ValueError where it samples another graph, or by arrays that were changed."""
     if sampler.graph is not graph and not (isinstance(graph, Graph) and graph.is_copy_of(sampler.graph)):
         raise ValueError("the sampler was made for another graph: make it for the one that the loader is given")
+    sampler.check_current()
     return sampler.options()
 
 
-def check_typed(sampler: object | None, pad: bool | PadSizes) -> None:
+def check_typed(sampler: object | None, guide: object | None, pad: bool | PadSizes) -> None:
     """ValueError for what seeds of several types do not go with."""
-    if sampler is not None or pad:
-        raise ValueError("seeds of several node types go with num_neighbors: leave sampler, guide and pad away")
+    is_able = sampler is None or isinstance(sampler, NeighborSampler) or not isinstance(sampler, Sampler)
+    if not is_able or guide is not None or pad:
+        raise ValueError(
+            "seeds of several node types go with num_neighbors, a NeighborSampler or a function of your own: leave "
+            "another sampler, guide and pad away"
+        )
 
 
 def check_can_pad(sampler: object | None, subgraph_type: str, expand: str) -> None:

@@ -1,4 +1,4 @@
-"""The rank of a link's end among all nodes: MRR, Hits@k and mean rank, filtered or not.
+"""The rank of a link's end among all nodes of its type: MRR, Hits@k and mean rank, filtered or not.
 
 Links are compared with all candidates in tiles, so that no array has a number for every link and candidate. Ranks are
 counted in float64 and in tiles of one shape, in which the true end has a column of its own: a rank does not depend on
@@ -8,8 +8,8 @@ are ties.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from gnnsys.metrics.merge import gather
 Ties = Literal["mean", "best", "worst"]
 _TILE = (256, 4096)  # links and candidates: 8 MB of scores
 _LEAST_LINKS = 16  # of a tile: products of single rows round otherwise
+_MOST_BY_CHANCE = 16  # links of nodes of one type whose heads all come before their tails: a chance of 3e-9
 
 
 class AllScores(Protocol):
@@ -38,6 +39,9 @@ class RowTable(Protocol):
     def shape(self) -> Any: ...
 
     def __getitem__(self, ids: Any) -> Tensor: ...
+
+
+Rows: TypeAlias = "RowTable | Mapping[str, RowTable]"
 
 
 class LinkRanks(NamedTuple):
@@ -73,6 +77,7 @@ class KnownLinks:
         if any(ids.numel() and int(ids.min()) < 0 for ids in (head, tail, relation)):
             raise ValueError("head, tail and relation must be at least 0")
         ends = {"head": head.long().cpu(), "tail": tail.long().cpu()}
+        self.looks_joined = _looks_joined(**ends)
         self._relation = relation.long().cpu()
         self._num_relations = int(self._relation.max()) + 1 if head.numel() else 1
         self._keys: dict[str, Tensor] = {}  # by the wanted end: (known end, relation) as one number, ascending
@@ -111,49 +116,66 @@ class KnownLinks:
 @torch.no_grad()
 def rank_links(
     decoder: AllScores,
-    rows: RowTable,
+    rows: Rows,
     head: Tensor,
     tail: Tensor,
     relation: Tensor | None = None,
     *,
+    edge_type: tuple[str, str, str] | None = None,
     wanted: Literal["head", "tail"] = "tail",
     known: KnownLinks | None = None,
     tile: tuple[int, int] = _TILE,
 ) -> LinkRanks:
-    """Ranks the `wanted` end of each link among all rows of the table, which candidates and known ends come from.
+    """Ranks the `wanted` end of each link among all nodes of its type.
 
-    `head`, `tail` and `relation` are int64 [links]. With `known`, other ends that are known to be true do not count.
+    `rows` is one table where both ends are of one type: candidates are all of its rows. On a typed graph it is a dict
+    of tables by node type, and `edge_type` names the types of head and tail: a product is ranked among products alone.
+    `head`, `tail` and `relation` are int64 [links], ids within their own table, as are those of `known`. A single
+    table in which all heads come before (or after) all tails looks like two joined types and is refused, unless
+    `edge_type` names the same type at both ends. With `known`, other ends that are known to be true do not count.
     Scores are made where the rows are, CPU or GPU. `tile`: links and candidates that are compared at once; memory is
     what their scores and rows take, whatever the number of links and of nodes.
 
-    >>> from gnnsys.nn import DistMult
+    >>> from gnnsys.nn import DistMult, Dot
     >>> rows, links = torch.randn(100, 8), torch.randint(100, (2, 20))
     >>> ranks = rank_links(DistMult(8, 1), rows, *links, torch.zeros(20, dtype=torch.int64))
     >>> ranks.ranks().shape
     torch.Size([20])
+    >>> tables = {"customer": torch.randn(40, 8), "product": torch.randn(60, 8)}
+    >>> bought = torch.randint(40, (20,)), torch.randint(60, (20,))
+    >>> len(rank_links(Dot(8), tables, *bought, edge_type=("customer", "buys", "product")).ranks())
+    20
     """
-    num_links, num_candidates = head.numel(), int(rows.shape[0])
-    _check(head, tail, relation, wanted, num_candidates, tile)
+    _check(head, tail, relation, wanted, tile)
+    tables = _tables(rows, edge_type)
+    for end, ids in (("head", head), ("tail", tail)):
+        _check_table(end, ids, tables[end], getattr(decoder, "dim", None))
+    if edge_type is None and (_looks_joined(head, tail) if known is None else known.looks_joined):
+        raise ValueError(
+            "rows: every head comes before every tail, or after it: this looks like rows of two node types in one "
+            "table, and both would be candidates. Give rows by type, {'a': ..., 'b': ...}, ids within each type and "
+            "edge_type=('a', 'to', 'b'); or edge_type=('a', 'to', 'a') if all nodes are of one type"
+        )
+    num_links, num_candidates = head.numel(), int(tables[wanted].shape[0])
     if check := getattr(decoder, "check_relations", None):
         check(relation, num_links)
-    if (dim := getattr(decoder, "dim", None)) is not None and dim != int(rows.shape[1]):
-        raise ValueError(f"the decoder was made for rows of {dim} numbers, and these have {int(rows.shape[1])}")
     tile = (max(tile[0], _LEAST_LINKS), min(tile[1], max(num_candidates, 1)))  # the same for all links of a table
     above = torch.zeros(num_links, dtype=torch.int64, device="cpu")
     same = torch.zeros_like(above)
     given, true = (head, tail) if wanted == "tail" else (tail, head)
+    sides = tables["head" if wanted == "tail" else "tail"], tables[wanted]
     for begin in range(0, num_links, tile[0]):
         part = slice(begin, begin + tile[0])
         kinds = None if relation is None else relation[part]
         left_out = None if known is None else known.of(given[part], kinds, wanted)
-        found = _rank_batch(decoder, rows, given[part], true[part], kinds, wanted, left_out, tile)
+        found = _rank_batch(decoder, sides, given[part], true[part], kinds, wanted, left_out, tile)
         above[part], same[part] = found
     return LinkRanks(above, same)
 
 
 def _rank_batch(
     decoder: AllScores,
-    rows: RowTable,
+    sides: tuple[RowTable, RowTable],
     given: Tensor,
     true: Tensor,
     relation: Tensor | None,
@@ -161,13 +183,14 @@ def _rank_batch(
     left_out: tuple[Tensor, Tensor] | None,
     tile: tuple[int, int],
 ) -> tuple[Tensor, Tensor]:
-    """Candidates above and beside the true ends of at most `tile[0]` links."""
+    """Candidates above and beside the true ends of at most `tile[0]` links; `sides` are both tables, wanted last."""
+    rows = sides[1]
     num_links, num_candidates, width = given.numel(), int(rows.shape[0]), tile[1]
-    known_rows, true_rows = (rows[ids].detach().double() for ids in (given, true))
+    known_rows, true_rows = (of[ids].detach().double() for of, ids in zip(sides, (given, true), strict=True))
     device = known_rows.device
     query = decoder.query(known_rows, None if relation is None else relation.to(device), wanted)
     query = _padded(query, tile[0])
-    true_rows = _padded(true_rows, tile[0])
+    true_rows = _padded(true_rows.to(device), tile[0])
     above = torch.zeros(num_links, dtype=torch.int64, device=device)
     same = torch.zeros_like(above)
     place = torch.arange(num_links, device=device)
@@ -205,9 +228,41 @@ def _padded(rows: Tensor, size: int) -> Tensor:
     return torch.cat([rows, rows.new_zeros(size - rows.shape[0], rows.shape[1])])
 
 
-def _check(
-    head: Tensor, tail: Tensor, relation: Tensor | None, wanted: str, num_candidates: int, tile: tuple[int, int]
-) -> None:
+def _tables(rows: Rows, edge_type: tuple[str, str, str] | None) -> dict[str, RowTable]:
+    """The table of each end; ValueError where one table would be of two types."""
+    if isinstance(rows, Mapping):
+        if edge_type is None or len(edge_type) != 3 or any(end not in rows for end in edge_type[::2]):
+            raise ValueError(
+                f"rows are by node type, {', '.join(map(repr, rows))}: edge_type must name the types of head and tail, "
+                f"(type of heads, relation, type of tails), got {edge_type!r}"
+            )
+        return {"head": rows[edge_type[0]], "tail": rows[edge_type[2]]}
+    if edge_type is not None and edge_type[0] != edge_type[-1]:
+        raise ValueError(
+            f"one table has rows of one node type, and {edge_type!r} joins two: nodes of {edge_type[0]!r} would be "
+            f"candidates for {edge_type[-1]!r}. Give rows by type, {{{edge_type[0]!r}: ..., {edge_type[-1]!r}: ...}}"
+        )
+    return {"head": rows, "tail": rows}
+
+
+def _looks_joined(head: Tensor, tail: Tensor) -> bool:
+    """Whether all heads come before all tails, or after them: with many of both, they are hardly of one type."""
+    if head.numel() < _MOST_BY_CHANCE or not (head.max() < tail.min() or tail.max() < head.min()):
+        return False
+    return min(head.unique().numel(), tail.unique().numel()) >= _MOST_BY_CHANCE
+
+
+def _check_table(end: str, ids: Tensor, rows: RowTable, dim: int | None) -> None:
+    num_rows = int(rows.shape[0])
+    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < num_rows:
+        raise ValueError(
+            f"{end} must be in [0, {num_rows}), the rows that there are, got {int(ids.min())} to {int(ids.max())}"
+        )
+    if dim is not None and dim != int(rows.shape[1]):
+        raise ValueError(f"the decoder was made for rows of {dim} numbers, and these have {int(rows.shape[1])}: {end}")
+
+
+def _check(head: Tensor, tail: Tensor, relation: Tensor | None, wanted: str, tile: tuple[int, int]) -> None:
     if wanted not in ("head", "tail"):
         raise ValueError(f"wanted must be 'head' or 'tail', the end that is ranked, got {wanted!r}")
     if len(tile) != 2 or min(tile) < 1:
@@ -215,12 +270,6 @@ def _check(
     shapes = [list(ids.shape) for ids in (head, tail, relation) if ids is not None]
     if head.dim() != 1 or any(shape != shapes[0] for shape in shapes):
         raise ValueError(f"head, tail and relation must have one number per link, got {shapes}")
-    for what, ids in (("head", head), ("tail", tail)):
-        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < num_candidates:
-            raise ValueError(
-                f"{what} must be in [0, {num_candidates}), the rows that there are, got {int(ids.min())} to "
-                f"{int(ids.max())}"
-            )
 
 
 class Ranking:

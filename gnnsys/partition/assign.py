@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from gnnsys.partition.coalesce import coalesce, edges_between
 from gnnsys.partition.communication import refine_communication
 from gnnsys.partition.constraints import Balance, Constraints, balances, check_name, constraints_of
 from gnnsys.partition.levels import finest_level, flat_csc
-from gnnsys.partition.memory import MemoryPlan, least_memory, plan_memory
+from gnnsys.partition.memory import MemoryPlan, graph_bytes, least_memory, plan_memory
 from gnnsys.partition.metis import metis
 from gnnsys.partition.multilevel import multilevel_assignment
 from gnnsys.partition.simple_assignments import check_file, chunk_assignment, file_assignment, random_assignment
@@ -273,7 +273,7 @@ class _Task:
                 f"{plan.in_memory}: more than the memory limit, and streaming, which keeps it, has no seed: "
                 f"leave out seed {self.options.seed} or raise the limit"
             )
-        return plan
+        return replace(plan, graph=graph_bytes(self.graph))
 
     def _stream(self) -> Tensor:
         assert self.memory_limit is not None

@@ -26,6 +26,14 @@ class Assignment:
     def num_subparts(self) -> int:
         return self.num_parts * self.trainers_per_part
 
+    @property
+    def num_empty(self) -> int:
+        """Subparts without a node of any type."""
+        has = torch.zeros(self.num_subparts, dtype=torch.bool, device="cpu")
+        for subpart in self.subpart.values():
+            has[subpart.long()] = True
+        return int((~has).sum())
+
     def part(self, node_type: NodeType) -> Tensor:
         """The part of every node, int32 [num_nodes]."""
         return self.subpart[node_type].div(self.trainers_per_part, rounding_mode="floor")

@@ -6,9 +6,11 @@ measured, and the tests compare them with what processes take.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
+from pathlib import Path
 
-from gnnsys.graph import MIN_MEMORY
+from gnnsys.graph import MIN_MEMORY, Graph
 from gnnsys.observe import format_size
 
 # The streaming path.
@@ -66,6 +68,31 @@ def estimate_streaming(
     )
 
 
+def graph_bytes(graph: Graph) -> int:
+    """Bytes of structure and rows in host memory. What is mapped from files does not count."""
+    rows = [each for data in (*graph.node_data.values(), *graph.edge_data.values()) for each in data.values()]
+    cscs = [graph.csc(edge_type) for edge_type in graph.edge_types]
+    tensors = [*rows, *(each for csc in cscs for each in (csc.indptr, csc.indices, csc.edge_ids) if each is not None)]
+    maps = _file_maps()
+    firsts = [first for first, _ in maps]
+    total = 0
+    for each in tensors:
+        before = bisect_right(firsts, each.data_ptr()) - 1
+        is_mapped = before >= 0 and each.data_ptr() < maps[before][1]
+        total += each.nbytes if each.is_cpu and not is_mapped else 0
+    return total
+
+
+def _file_maps() -> list[tuple[int, int]]:
+    """The addresses of this process that are maps of files, in order; none where the system does not say."""
+    try:
+        lines = [line.split(None, 5) for line in Path("/proc/self/maps").read_bytes().splitlines()]
+    except OSError:
+        return []
+    of_files = [line[0] for line in lines if len(line) == 6 and line[5].startswith(b"/")]
+    return [(int(first, 16), int(end, 16)) for first, end in (addresses.split(b"-") for addresses in of_files)]
+
+
 def least_memory(num_nodes: int) -> int:
     """The smallest limit under which a graph of so many nodes can be partitioned at all."""
     return max(STREAM_FLOOR + STREAM_BYTES_PER_NODE * num_nodes, MIN_MEMORY)
@@ -73,16 +100,21 @@ def least_memory(num_nodes: int) -> int:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Which way a graph will be partitioned, and what either would take; `streaming` is None without a limit."""
+    """Which way a graph will be partitioned, and what either would take; `streaming` is None without a limit.
+
+    `graph`: bytes of the graph itself, where it stays in memory meanwhile.
+    """
 
     is_streaming: bool
     in_memory: MemoryEstimate
     streaming: MemoryEstimate | None
+    graph: int = 0
 
     def __str__(self) -> str:
         chosen = self.streaming if self.is_streaming and self.streaming else self.in_memory
         way = "streaming from files" if self.is_streaming else "in memory"
-        return f"expected peak {format_size(chosen.peak)} {way}: {chosen}"
+        graph = f"the graph {format_size(self.graph)}, " if self.graph else ""
+        return f"expected peak {format_size(self.graph + chosen.peak)} {way}: {graph}{chosen}"
 
 
 def plan_memory(

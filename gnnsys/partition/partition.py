@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Sequence
@@ -16,6 +17,8 @@ from gnnsys.partition.clusters import check_clusters, cut_clusters
 from gnnsys.partition.constraints import Balance
 from gnnsys.partition.layout import WHAT, check_parts_target
 from gnnsys.partition.write import write_parts
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,9 @@ def partition_graph(
         folder=target.parent,
         progress=progress,
     )
+    if assigned.assignment.num_empty:
+        empty, of = assigned.assignment.num_empty, assigned.assignment.num_subparts
+        _log.warning("%s of %s subparts have no node: use fewer", f"{empty:,}", f"{of:,}")
     seconds = {"partition": assigned.seconds}
     start = time.perf_counter()
     info, cut = describe(assigned, options), None

@@ -31,7 +31,8 @@ def open_parts(path: str | os.PathLike[str], *, verify: bool = True) -> Parts:
 class Parts:
     """A parted graph. `info` is what the writer was given, `graph_info` the source graph's own.
 
-    `clusters` are those inside the parts, None where they were not cut.
+    `clusters` are those inside the parts, None where they were not cut. `unfit_rows` says of arrays of features how
+    many rows have NaN, and which.
     """
 
     def __init__(self, folder: Path, *, verify: bool) -> None:
@@ -47,6 +48,7 @@ class Parts:
             self.graph_info: dict[str, Any] = dict(manifest["graph_info"])
             self._entries: list[Mapping[str, Any]] = list(manifest["parts"])
             self._files: dict[str, dict[str, Any]] = dict(manifest["files"])
+            self.unfit_rows = {str(where): str(text) for where, text in manifest.get("unfit_rows", {}).items()}
             clusters = manifest.get("clusters")
             self.clusters = None if clusters is None else ClusterBook.from_json(clusters).check(self.book)
             self._check()

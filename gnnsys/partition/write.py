@@ -7,6 +7,7 @@ A part's arrays are read from the source where they lie; nothing of the whole gr
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -16,7 +17,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnsys.graph import ArrayStream, ArrayWriter, EdgeType, Graph, NodeType, staged, sync_folder, write_manifest
+from gnnsys.graph import (
+    ArrayStream,
+    ArrayWriter,
+    EdgeType,
+    Graph,
+    NodeType,
+    UnfitRows,
+    staged,
+    sync_folder,
+    unfit_rows,
+    write_manifest,
+)
 from gnnsys.ops import CSC, Halo, collect_halo, empty_bits, gather_rows, local_columns, mark_halo, mark_ids
 from gnnsys.partition.array_pieces import Meter, Progress, column_pieces, row_pieces, take
 from gnnsys.partition.assignment import Assignment
@@ -25,6 +37,8 @@ from gnnsys.partition.fingerprint import fingerprint_graph
 from gnnsys.partition.layout import FORMAT, VERSION, WHAT, Schema, original_bounds, part_folder
 from gnnsys.partition.partition_book import PartitionBook
 from gnnsys.partition.relabel import Relabelling, first_edges, id_dtype, relabel
+
+_log = logging.getLogger(__name__)
 
 
 def write_parts(
@@ -58,9 +72,9 @@ def write_parts(
         labels = relabel(graph, assignment, clusters)
         prints = fingerprint_graph(graph, edge_ids=edge_ids, meter=meter)
         files: dict[str, dict[str, Any]] = {}
-        parts = []
+        parts, unfit = [], dict[str, UnfitRows]()
         for part in range(assignment.num_parts):
-            writer = _PartWriter(graph, labels, part, halo_hops, edge_ids, meter)
+            writer = _PartWriter(graph, labels, part, halo_hops, edge_ids, meter, unfit)
             parts.append(writer.write(folder, files))
         manifest = {
             "format": FORMAT,
@@ -75,8 +89,11 @@ def write_parts(
             "parts": parts,
             "files": files,
             **({} if labels.clusters is None else {"clusters": labels.clusters.to_json()}),
+            **({"unfit_rows": {where: str(found) for where, found in unfit.items()}} if unfit else {}),
         }
         write_manifest(folder, manifest)
+    for where, found in unfit.items():
+        _log.warning("%s: of its rows %s. A model that reads them computes NaN", where, found)
     return labels.book
 
 
@@ -95,10 +112,12 @@ class _PartWriter:
     """One part: finds its halo, then writes its arrays."""
 
     def __init__(
-        self, graph: Graph, labels: Relabelling, part: int, halo_hops: int, edge_ids: bool, meter: Meter
-    ) -> None:
+        self, graph: Graph, labels: Relabelling, part: int, halo_hops: int, edge_ids: bool, meter: Meter,
+        unfit: dict[str, UnfitRows],
+    ) -> None:  # fmt: skip
         self._graph, self._labels, self._part, self._meter = graph, labels, part, meter
         self._edge_ids = edge_ids
+        self._unfit = unfit  # features with NaN, by array: written to the manifest
         self._own = {t: labels.book.part_range(part, t) for t in graph.node_types}
         self._halo: dict[NodeType, list[Halo]] = {t: [] for t in graph.node_types}
         self._columns = self._find_halo(halo_hops)  # original ids of the nodes whose in-edges the part has
@@ -148,7 +167,11 @@ class _PartWriter:
         for name, rows in self._graph.node_data[node_type].items():
             with arrays.stream(rows.dtype, (len(own), *rows.shape[1:])) as stream:
                 for first, end in row_pieces(rows, len(own)):
-                    self._append(stream, take(rows, core[first:end]))
+                    piece = take(rows, core[first:end])
+                    if (found := unfit_rows(piece, core[first:end])).count:
+                        where = f"node_data[{node_type!r}][{name!r}]"
+                        self._unfit[where] = self._unfit.get(where, UnfitRows()) + found
+                    self._append(stream, piece)
             entry["data"][name] = stream.name
         return entry
 

@@ -17,7 +17,7 @@ from gnnsys.sampling.edge_filter import (
     reverse_of,
 )
 from gnnsys.sampling.edges_within import WithinRequest, edges_within, inner_edges
-from gnnsys.sampling.fanouts import check_fanouts
+from gnnsys.sampling.fanouts import check_fanouts, check_no_idle_hop
 from gnnsys.sampling.guided import FILLS, GuidedSampler, GuideVersion, main_part
 from gnnsys.sampling.induced import induced, with_edges
 from gnnsys.sampling.kept_edges import KeptEdges, kept_edge_ids
@@ -30,7 +30,7 @@ from gnnsys.sampling.node_scores import NodeScores
 from gnnsys.sampling.owners import part_bounds
 from gnnsys.sampling.part_view import core_csc
 from gnnsys.sampling.pinsage import PinSAGESampler, Visited, most_visited
-from gnnsys.sampling.place import PLACES, Placed, check_device, check_place, ranks_on_device
+from gnnsys.sampling.place import PLACES, Placed, check_place
 from gnnsys.sampling.rules import RULES, find_rule
 from gnnsys.sampling.saint import SaintEdgeSampler, SaintNodeSampler, SaintSampler, SaintWalkSampler
 from gnnsys.sampling.sample import Block, Sample
@@ -99,8 +99,8 @@ __all__ = [
     "WithinRequest",
     "as_filter",
     "batch_visits",
-    "check_device",
     "check_fanouts",
+    "check_no_idle_hop",
     "check_place",
     "check_reverse_mask",
     "check_sample",
@@ -127,7 +127,6 @@ __all__ = [
     "part_rows",
     "presampled_visits",
     "random_walks",
-    "ranks_on_device",
     "reverse_of",
     "sample_batches",
     "sample_from_arrays",

@@ -81,8 +81,9 @@ def sample_neighbors(
     """Up to `fanout` in-edges (-1: all) of each node, of one edge type, or of all where nodes are given by type.
 
     `hop` tells the hops of a batch from each other: a hop of its own draws on its own. In-edges are drawn uniformly, or
-    by the edges' `weight`. `NeighborSampler` draws the same for the same (key, hop, node). Of a graph on a GPU, or
-    for nodes on a GPU of a graph in pinned memory, the work and what comes out are there.
+    by the edges' `weight`. `NeighborSampler` draws the same for the same (key, hop, node). Nodes and what is found are
+    the graph's own ids, global ids on parts. Of a graph on a GPU, or for nodes on a GPU of a graph in pinned memory,
+    the work and what comes out are there.
 
     >>> found = sample_neighbors(graph, seeds, 10, key=SampleKey(seed=1))
     >>> block, nodes = to_block(found)

@@ -1,23 +1,25 @@
 """DistGraph: a graph in parts, on this machine and others, with the face of a graph in memory.
 
-Ids are global ids; `original_ids` and `global_ids` lead to the user's own and back. Rows are tables of the store,
+Methods and samplers take global ids; `original_ids` and `global_ids` lead to the user's own and back. Loaders take
+`GraphIds`, which carry their numbering: `from_original(ids)` and `from_global(ids)`. Rows are tables of the store,
 structure is mapped where it lies and asked for where it does not: no process holds the whole.
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
 from gnnsys.comm import Kind, RequestContext
-from gnnsys.graph import EDGE, NODE, EdgeType, Graph, NodeType, check_data, some
+from gnnsys.graph import EDGE, MANIFEST, NODE, EdgeType, Graph, NodeType, check_data, make_graph_ids, some
 from gnnsys.ops import CSC, InnerEdges
 from gnnsys.partition import PartitionBook, Parts
 from gnnsys.sampling.device_neighborhoods import DeviceNeighborhoods
@@ -25,6 +27,7 @@ from gnnsys.sampling.device_structure import DeviceStructure
 from gnnsys.sampling.dist_neighborhoods import DistNeighborhoods
 from gnnsys.sampling.edge_filter import EdgeFilter
 from gnnsys.sampling.edges_within import WithinRequest, inner_edges_of_parts
+from gnnsys.sampling.find_ids import global_ids_of, rows_by_global_id
 from gnnsys.sampling.lookups import DEGREES, EDGE_IDS, ENDS, Asked, Lookups
 from gnnsys.sampling.node_scores import MOST_VERSIONS, NodeScores
 from gnnsys.sampling.owners import Owners
@@ -144,27 +147,52 @@ class DistGraph:
 
     # -- rows --------------------------------------------------------------------------------------------------------
 
-    def set_node_data(self, name: str, rows: Any, node_type: NodeType | None = None) -> None:
-        """Adds or replaces one array of rows for this process: a tensor of all rows by global id, a table, or any
-        source of features."""
+    def set_node_data(
+        self, name: str, rows: Any, node_type: NodeType | None = None, *, order: str | None = None
+    ) -> None:
+        """Adds or replaces one array of rows for this process: a table, any source of features by global id, or a
+        tensor of all rows, by the user's ids with `order="original"` or by global ids with `order="global"`."""
         node_type = self._node_type(node_type)
-        check_data(rows, self.num_nodes(node_type), f"node_data[{node_type!r}][{name!r}]", "node")
-        self.node_data[node_type][name] = rows
+        where = f"node_data[{node_type!r}][{name!r}]"
+        check_data(rows, self.num_nodes(node_type), where, "node")
+        self.node_data[node_type][name] = rows_by_global_id(self, rows, node_type, order, where)
 
-    def set_edge_data(self, name: str, rows: Any, edge_type: EdgeType | None = None) -> None:
-        """The same for edges, rows by global edge id."""
+    def set_edge_data(
+        self, name: str, rows: Any, edge_type: EdgeType | None = None, *, order: str | None = None
+    ) -> None:
+        """`set_node_data` for edges."""
         edge_type = self._edge_type(edge_type)
-        check_data(rows, self.num_edges(edge_type), f"edge_data[{edge_type!r}][{name!r}]", "edge")
-        self.edge_data[edge_type][name] = rows
+        where = f"edge_data[{edge_type!r}][{name!r}]"
+        check_data(rows, self.num_edges(edge_type), where, "edge")
+        self.edge_data[edge_type][name] = rows_by_global_id(self, rows, edge_type, order, where)
 
     # -- ids ---------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def numbering(self) -> str:
+        """What global ids belong to: the digest of the parts' manifest."""
+        return hashlib.sha256((self.parts.path / MANIFEST).read_bytes()).hexdigest()
+
+    def from_original(self, ids: Any, type: NodeType | EdgeType | None = None) -> Any:
+        """`GraphIds` of the user's ids, or of a mask over them: loaders, `split` and faces take these on parts.
+
+        Nodes: ids or a mask of node type `type`. Edges: the same of an edge type. Links: [2, n] ids of both ends. By
+        type: a dict, and so is the result. Batches are those of a loader in memory that is given the same ids.
+
+        >>> loader = gnnsys.NeighborLoader(graph, [15, 10], input_nodes=graph.from_original(train_ids))
+        """
+        return make_graph_ids(self, ids, type, "from_original", partial(global_ids_of, self))
+
+    def from_global(self, ids: Any, type: NodeType | EdgeType | None = None) -> Any:
+        """`GraphIds` of ids that parts and batches have, such as `batch.n_id`; otherwise like `from_original`."""
+        return make_graph_ids(self, ids, type, "from_global")
 
     def original_ids(self, ids: Tensor, node_type: NodeType | None = None) -> Tensor:
         """The user's ids of global ids, int64."""
         return self.store.tensor(f"global/{self._node_type(node_type)}")[ids.cpu()].long().to(ids.device)
 
     def global_ids(self, original: Tensor, node_type: NodeType | None = None) -> Tensor:
-        """Global ids of the user's ids, int64."""
+        """Converts the user's node ids into global ids, int64. For loaders use `from_original`."""
         if not self.parts.has_global_ids:
             raise ValueError(
                 f"{self.parts.path} was written without the global ids of original ids: partition the graph again"

@@ -39,6 +39,11 @@ class EdgeFilter(ABC):
 
     @property
     @abstractmethod
+    def array(self) -> str | None:
+        """The name of the array of edges that it reads, if it reads one."""
+
+    @property
+    @abstractmethod
     def needs_ends(self) -> bool:
         """Whether it has to know the original ids of edges' ends."""
 
@@ -82,6 +87,10 @@ class MaskFilter(EdgeFilter):
     @property
     def text(self) -> str:
         return _MASK + self.name
+
+    @property
+    def array(self) -> str | None:
+        return self.name
 
     @property
     def needs_ends(self) -> bool:
@@ -156,6 +165,10 @@ class LinkFilter(EdgeFilter):
             )  # fmt: skip
         except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"no split of links: {text[:200]!r}") from error
+
+    @property
+    def array(self) -> str | None:
+        return self.time
 
     def only(self, *sides: int) -> LinkFilter:
         """Other sides of the same split."""

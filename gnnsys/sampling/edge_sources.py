@@ -95,6 +95,13 @@ def rows_to_draw_by(
     return found
 
 
+def written_arrays(graph: Graph, names: Sequence[str | None]) -> list[tuple[Any, int]]:
+    """The arrays of these names, and how often torch has written into each."""
+    data = (*graph.node_data.values(), *graph.edge_data.values())
+    found = [rows[name] for rows in data for name in names if name is not None and name in rows]
+    return [(rows, rows._version if isinstance(rows, Tensor) and not rows.is_inference() else 0) for rows in found]
+
+
 def _in_memory(name: str, rows: Any, device: torch.device) -> Tensor:
     """The rows where the structure is."""
     if is_source(rows):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol, TypeAlias
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
 
 from gnnsys.graph import EdgeType, some
 
@@ -22,10 +23,6 @@ class Typed(Protocol):
 
 def check_fanouts(graph: Typed, num_neighbors: Fanouts) -> dict[EdgeType, tuple[int, ...]]:
     """A fanout per hop for every edge type of the graph; ValueError says what is wrong with the user's."""
-    if isinstance(num_neighbors, int):
-        raise ValueError(
-            f"num_neighbors must be a list, a fanout per hop, got {num_neighbors}: write [{num_neighbors}]"
-        )
     if isinstance(num_neighbors, Mapping):
         for edge_type in num_neighbors:
             graph.num_edges(edge_type)  # ValueError where there is no such type
@@ -34,19 +31,43 @@ def check_fanouts(graph: Typed, num_neighbors: Fanouts) -> dict[EdgeType, tuple[
             raise ValueError(
                 f"num_neighbors must cover all edge types, missing {some(missing)} (use [0, ...] to skip one)"
             )
-        fanouts = {t: tuple(num_neighbors[t]) for t in graph.edge_types}
+        fanouts = {t: _of_hops(num_neighbors[t]) for t in graph.edge_types}
     else:
-        fanouts = {t: tuple(num_neighbors) for t in graph.edge_types}
+        fanouts = dict.fromkeys(graph.edge_types, _of_hops(num_neighbors))
     if len({len(f) for f in fanouts.values()}) > 1:
         raise ValueError(f"num_neighbors: hops must be the same across all edge types, got {_lengths(fanouts)}")
     for edge_type, values in fanouts.items():
         if not values and graph.num_edges(edge_type) > 0:
             raise ValueError("num_neighbors must have at least one hop")
-        if any(int(f) != f or not -1 <= f < MAX_FANOUT for f in values):
+        if not all(isinstance(f, (int, float)) and -1 <= f < MAX_FANOUT and float(f).is_integer() for f in values):
             raise ValueError(
                 f"num_neighbors must be -1 (all) or whole numbers >= 0, got {list(values)} for {edge_type}"
             )
     return {t: tuple(int(f) for f in values) for t, values in fanouts.items()}
+
+
+def _of_hops(given: Any) -> tuple[Any, ...]:
+    """The fanouts of all hops as a tuple; ValueError for what is no list."""
+    if isinstance(given, Iterable) and not isinstance(given, (str, bytes)):
+        return tuple(f.item() if hasattr(f, "item") else f for f in given)  # of numpy and torch too
+    numbers = re.findall(r"-?\d+", str(given)) if isinstance(given, (str, int)) else []
+    write = f": write [{', '.join(numbers)}]" if numbers else ""
+    raise ValueError(f"num_neighbors must be a list, a fanout per hop, got {given!r}{write}")
+
+
+def check_no_idle_hop(fanouts: Mapping[EdgeType, Sequence[int]]) -> None:
+    """ValueError for a hop without neighbours among others.
+
+    Such a hop changes nothing in a batch of one structure, and a user may have meant all neighbours by 0.
+    """
+    hops = [any(of_hop) for of_hop in zip(*fanouts.values(), strict=True)]
+    if any(hops) and not all(hops):
+        lists = {tuple(of_hops) for of_hops in fanouts.values()}
+        listed = list(lists.pop()) if len(lists) == 1 else dict(fanouts)
+        raise ValueError(
+            f"hop {hops.index(False) + 1} of num_neighbors={listed} takes no neighbours of any node: leave it out, or "
+            "write -1 for all neighbours"
+        )
 
 
 def _lengths(fanouts: Mapping[EdgeType, tuple[int, ...]]) -> str:

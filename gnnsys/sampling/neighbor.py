@@ -20,6 +20,7 @@ from gnnsys.graph import EdgeType, Graph, NodeType, edge_type_key, ids_of
 from gnnsys.ops import CSC, BufferPool, IdTable, JoinedParts, Neighbors, expand_indptr, stream_key
 from gnnsys.sampling.device_neighborhoods import DeviceNeighborhoods
 from gnnsys.sampling.edge_filter import EdgeFilter, as_filter
+from gnnsys.sampling.edge_sources import written_arrays
 from gnnsys.sampling.fanouts import Fanouts, check_fanouts
 from gnnsys.sampling.native_hops import PlainHops
 from gnnsys.sampling.neighborhoods import (
@@ -105,6 +106,8 @@ class NeighborSampler(Sampler):
         else:
             self.device = host_of(graph, f"{type(self).__name__}, by the rule {drawn_by.name!r},")
         self._neighborhoods = neighborhoods(graph, weight=weight, time=time, rule=rule, edges=kept, device=self.device)
+        self._array_names = (weight, time, None if kept is None else kept.array)
+        self._arrays = written_arrays(graph, self._array_names) if isinstance(graph, Graph) else []
         self.weighs = drawn_by is not None and drawn_by.weighs
         self._options = {"weight_attr": weight, "time_attr": time, "temporal_strategy": temporal_strategy}
         if kept is not None:
@@ -138,6 +141,11 @@ class NeighborSampler(Sampler):
         )
 
     @property
+    def takes_neighbors(self) -> bool:
+        """Whether any hop takes neighbours of any node."""
+        return any(map(any, self._fanouts.values()))
+
+    @property
     def plain_fanouts(self) -> dict[EdgeType, tuple[int, ...]] | None:
         """Per hop, where a device would sample all hops in one native call; None where not."""
         is_weighted = self._options["weight_attr"] is not None or self.time is not None
@@ -149,6 +157,16 @@ class NeighborSampler(Sampler):
         fanouts = list(lists.pop()) if len(lists) == 1 else dict(self._fanouts)
         plain = {"num_neighbors": fanouts, "replace": self.replace, "disjoint": self.disjoint, "expand": self.expand}
         return plain | self._options
+
+    def check_current(self) -> None:
+        if not isinstance(self.graph, Graph):
+            return
+        now = written_arrays(self.graph, self._array_names)
+        is_same = all(a is b and m == n for (a, m), (b, n) in zip(now, self._arrays, strict=False))
+        if not is_same or len(now) != len(self._arrays):
+            names = " or ".join(repr(name) for name in self._array_names if name is not None)
+            kind = type(self).__name__
+            raise ValueError(f"{names} changed after the {kind} was made, which draws by it: make the sampler again")
 
     def draw_key(self, key: SampleKey, hop: int, edge_type: EdgeType) -> int:
         """What the draws of a hop are keyed by, beside original ids and trees."""

@@ -15,7 +15,6 @@ from torch import Tensor
 from gnnsys.graph import EdgeType, Graph
 from gnnsys.ops import CSC
 from gnnsys.sampling.edge_sources import EdgeSource, pinned
-from gnnsys.sampling.place import ranks_on_device
 from gnnsys.store import MemoryBudget
 
 _SHARE = 0.25  # of what the device has left
@@ -38,7 +37,7 @@ def structure_on(graph: Graph, device: torch.device) -> dict[EdgeType, CSC]:
     """Copies of a graph's structure on a device; none where they do not fit a quarter of what it has left."""
     if device not in graph.structure_copies:
         cscs = {t: graph.csc(t) for t in graph.edge_types}
-        allowed = _SHARE * MemoryBudget.of(device).left() / ranks_on_device(device)
+        allowed = _SHARE * MemoryBudget.of(device).share()
         fits = sum(t.nbytes for csc in cscs.values() for t in _tensors(csc)) <= allowed
         graph.structure_copies[device] = {t: csc.to(device) for t, csc in cscs.items()} if fits else {}
         MemoryBudget.of(device).watch(graph, "structure of a pinned graph", lambda g: copied_bytes(g, device))

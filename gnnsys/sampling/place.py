@@ -14,8 +14,6 @@ ranks that use it, because models, batches and caches come later.
 from __future__ import annotations
 
 import logging
-import math
-import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -59,23 +57,6 @@ def check_place(place: str) -> None:
         raise ValueError(f"place must be one of {', '.join(PLACES)}, got {place!r}")
 
 
-def check_device(device: torch.device | str | None, name: str = "device") -> torch.device | None:
-    """The device with its number; ValueError that says what is there where it is not. `name` is the argument's."""
-    if device is None:
-        return None
-    try:
-        wanted = torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise ValueError(f"{name} must be one of torch's, such as 'cpu' or 'cuda:0', got {device!r}") from error
-    if wanted.type != "cuda":
-        return wanted
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    index = (torch.cuda.current_device() if count else 0) if wanted.index is None else wanted.index
-    if index >= count:
-        raise ValueError(f"{name}={str(wanted)!r} is not available here: torch finds {count} CUDA devices")
-    return torch.device("cuda", index)
-
-
 def choose_place(bytes: PartBytes, left: int) -> Placed:
     """The first place that fits, by bytes alone. `left`: what this process may still take of the device.
 
@@ -112,7 +93,7 @@ def place_parts_on(graph: DistGraph, device: torch.device, place: str = "auto") 
     )
     chosen = Placed(place, "as was asked for")
     if place == "auto":
-        chosen = choose_place(bytes, MemoryBudget.of(device).left() // ranks_on_device(device))
+        chosen = choose_place(bytes, MemoryBudget.of(device).share())
     try:
         structure, tables = _place(graph, device, chosen.place, rows)
     except _Refused as refused:
@@ -138,13 +119,6 @@ def own_rows(graph: DistGraph) -> dict[str, list[tuple[int, Tensor]]]:
                 first = graph.store.spec(name).bounds[part]
                 found.setdefault(name, []).append((first, rows))
     return found
-
-
-def ranks_on_device(device: torch.device) -> int:
-    """How many ranks of this machine share a device, as torchrun has started them."""
-    if device.type != "cuda":
-        return 1
-    return math.ceil(int(os.environ.get("LOCAL_WORLD_SIZE", "1")) / max(1, torch.cuda.device_count()))
 
 
 class _Refused(Exception):

@@ -48,7 +48,7 @@ class Sampler(ABC):
         tree: Mapping[NodeType, Tensor] | None = None,
         exclude: Mapping[EdgeType, Tensor] | None = None,
     ) -> Sample:
-        """The structure around `seeds`, given per node type.
+        """The structure around `seeds`, given per node type, as the graph numbers them: global ids on parts.
 
         `seed_time` is the time of each seed; `tree` says which tree each seed starts; `exclude` are edges, as
         `find_edges` names them, never to be taken. ValueError for what a sampler cannot do.
@@ -57,6 +57,9 @@ class Sampler(ABC):
     def options(self) -> dict[str, Any]:
         """What decides a sample besides the graph, the seeds and the key, by the names that users give it."""
         return {}
+
+    def check_current(self) -> None:  # noqa: B027 - most draw by structure alone
+        """ValueError where it draws by arrays that the graph no longer has."""
 
     def find_edges(self, edge_type: EdgeType, src: Tensor, dst: Tensor) -> Tensor:
         """All edges src[i] -> dst[i] (parallel ones included), ascending, each once: what `exclude` takes."""

@@ -50,6 +50,9 @@ class ShadowSampler(Sampler):
     def options(self) -> dict[str, Any]:
         return self._nodes.options() | {"subgraph_type": "induced"}
 
+    def check_current(self) -> None:
+        self._nodes.check_current()
+
     def find_edges(self, edge_type: EdgeType, src: Tensor, dst: Tensor) -> Tensor:
         return self._nodes.find_edges(edge_type, src, dst)
 

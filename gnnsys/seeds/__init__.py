@@ -1,7 +1,16 @@
 """Who trains on what: `split` into shares, what `input_nodes` may be, and the rest of an epoch dealt anew."""
 
 from gnnsys.seeds.elastic import Ranks
-from gnnsys.seeds.input_nodes import InputNodes, SeedsByType, check_alone, read_mask, resolve_nodes, type_with_mask
+from gnnsys.seeds.input_nodes import (
+    InputNodes,
+    SeedsByType,
+    check_alone,
+    check_node_ids,
+    check_share,
+    read_mask,
+    resolve_nodes,
+    type_with_mask,
+)
 from gnnsys.seeds.leftover import InputIds, Leftover, ShareRecipe, deal, even_range, num_batches
 from gnnsys.seeds.shares import Share, assign_shares, owners
 from gnnsys.seeds.split import IdRange, Seeds, split
@@ -23,6 +32,8 @@ __all__ = [
     "ShareRecipe",
     "assign_shares",
     "check_alone",
+    "check_node_ids",
+    "check_share",
     "deal",
     "even_range",
     "num_batches",

@@ -9,14 +9,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnsys.graph import EdgeType, Graph, IdsLike, NodeType, as_ids, chosen_ids, did_you_mean, some
+from gnnsys.graph import (
+    EdgeType,
+    Graph,
+    GraphIds,
+    IdsLike,
+    NodeType,
+    as_ids,
+    check_numbering,
+    chosen_ids,
+    did_you_mean,
+    numbered_ids,
+    some,
+)
 from gnnsys.sampling import DistGraph, count_true, mask_column
 from gnnsys.seeds.leftover import InputIds
 from gnnsys.seeds.shares import Share
 from gnnsys.store import read_rows
 
-_OfOneType: TypeAlias = "Share | IdsLike | str | None"
-InputNodes: TypeAlias = "_OfOneType | tuple[NodeType, IdsLike | str | None] | Mapping[NodeType, _OfOneType]"
+_OfOneType: TypeAlias = "Share | GraphIds | IdsLike | str | None"
+InputNodes: TypeAlias = "_OfOneType | tuple[NodeType, GraphIds | IdsLike | str | None] | Mapping[NodeType, _OfOneType]"
 
 _PIECE = 1 << 20  # rows of a mask that are read together
 
@@ -34,7 +46,10 @@ def resolve_nodes(graph: Graph | DistGraph, input_nodes: InputNodes) -> tuple[No
         check_alone(graph, node_type, chosen)
     if isinstance(chosen, str):
         chosen = read_mask(graph, node_type, chosen)
-    chosen = range(num_nodes) if chosen is None else chosen
+    elif chosen is None:
+        chosen = range(num_nodes)
+    else:
+        chosen = numbered_ids(graph, chosen, node_type, "input_nodes")
     nodes = chosen_ids(chosen, num_nodes, "input_nodes").long().cpu()
     if nodes.numel() == 0:
         raise ValueError(f"input_nodes is empty: no seeds of node type {node_type!r}")
@@ -81,6 +96,11 @@ def _of_type(graph: Graph | DistGraph, node_type: NodeType, given: Any) -> Any:
     return resolve_nodes(graph, given if isinstance(given, Share) else (node_type, given))[1]
 
 
+def check_share(graph: Graph | DistGraph, share: Share, name: str) -> None:
+    """ValueError for a share of another graph's ids. A class of the user's own need not say whose ids it has."""
+    check_numbering(graph, getattr(share, "numbering", graph.numbering), name)
+
+
 def check_alone(graph: Graph | DistGraph, key: NodeType | EdgeType, mask: str | None) -> None:
     """ValueError where a graph in parts has several ranks: each would go through all of `mask`, or of everything."""
     placement = getattr(graph, "placement", None)
@@ -92,7 +112,7 @@ def check_alone(graph: Graph | DistGraph, key: NodeType | EdgeType, mask: str | 
     of_type = "" if isinstance(key, str) and len(graph.node_types) == 1 else f", type={key!r}"
     raise ValueError(
         f"with {placement.world_size} ranks, every rank would go through {what}: write "
-        f"gnnsys.split(graph, {name}{of_type}) for this rank's share, or their ids if every rank is meant to have all"
+        f"gnnsys.split(graph, {name}{of_type}) for this rank's share, or give every rank graph.from_original(ids)"
     )
 
 
@@ -154,6 +174,8 @@ def type_with_mask(graph: Graph | DistGraph, name: str) -> NodeType:
 def _split_type(graph: Graph | DistGraph, input_nodes: Any) -> tuple[NodeType, Any]:
     if isinstance(input_nodes, tuple) and len(input_nodes) == 2 and isinstance(input_nodes[0], str):
         return input_nodes
+    if isinstance(input_nodes, GraphIds):
+        return check_node_ids(graph, input_nodes), input_nodes
     if isinstance(input_nodes, str) and input_nodes in graph.node_types:
         return input_nodes, None
     if isinstance(input_nodes, str) and len(graph.node_types) != 1:
@@ -165,7 +187,18 @@ def _split_type(graph: Graph | DistGraph, input_nodes: Any) -> tuple[NodeType, A
     return graph.node_types[0], input_nodes
 
 
+def check_node_ids(graph: Graph | DistGraph, given: GraphIds, name: str = "input_nodes") -> NodeType:
+    """The node type of ids that carry one; ValueError for edges and links."""
+    if given.type not in graph.node_types:
+        raise ValueError(
+            f"{name} must be ids of nodes, got {given!r}; the graph's node types are {some(graph.node_types)}"
+        )
+    assert isinstance(given.type, str)
+    return given.type
+
+
 def _from_share(graph: Graph | DistGraph, share: Share) -> tuple[NodeType, Any]:
+    check_share(graph, share, "input_nodes")
     if share.type not in graph.node_types:
         raise ValueError(
             f"input_nodes are seeds of {share.type!r}, the graph's node types are {some(graph.node_types)}"

@@ -15,7 +15,10 @@ from gnnsys.partition import Placement
 
 @runtime_checkable
 class Share(Protocol):
-    """A rank's share of the seeds, such as `gnnsys.split` returns: `ids` has a length and is indexed by a tensor."""
+    """A rank's share of the seeds, such as `gnnsys.split` returns: `ids` has a length and is indexed by a tensor.
+
+    Ids are the graph's own, global ids on parts. `Seeds` has a `numbering` by which loaders check that.
+    """
 
     ids: Any
     type: Any  # node or edge type

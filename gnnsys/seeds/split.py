@@ -20,7 +20,18 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gnnsys.comm import Kind, Pending
-from gnnsys.graph import MANIFEST, EdgeType, Graph, IdsLike, NodeType, as_integers, check_ours, chosen_ids, some
+from gnnsys.graph import (
+    EdgeType,
+    Graph,
+    GraphIds,
+    IdsLike,
+    NodeType,
+    as_integers,
+    check_ours,
+    chosen_ids,
+    numbered_ids,
+    some,
+)
 from gnnsys.partition import Placement
 from gnnsys.sampling import (
     EdgeFilter,
@@ -38,7 +49,7 @@ from gnnsys.store import edge_table, node_table
 if TYPE_CHECKING:
     from gnnsys.sampling import DistGraph
 
-What: TypeAlias = "str | IdsLike | EdgeFilter | None"
+What: TypeAlias = "str | GraphIds | IdsLike | EdgeFilter | None"
 _ALIASES = {"val": ("val", "valid"), "valid": ("valid", "val")}
 
 
@@ -82,6 +93,8 @@ class Seeds:
     """One rank's share. `largest` is the largest share of any rank: steps derived from it are equal on all of them.
 
     `recipe` is how it was made, by which loaders take over what other ranks had left when their number changes.
+    `numbering` says which graph's ids they are. A share that you make yourself for parts is made of `GraphIds`:
+    `Seeds(graph.from_original(ids), "node", len(ids), len(ids))`.
     """
 
     ids: Tensor | IdRange
@@ -89,8 +102,14 @@ class Seeds:
     largest: int
     total: int
     recipe: SplitRecipe | None = None
+    numbering: str | None = None
 
     def __post_init__(self) -> None:
+        given: Any = self.ids
+        if isinstance(given, GraphIds):
+            if given.type != self.type:
+                raise ValueError(f"Seeds: ids must be of {self.type!r}, got {given!r}")
+            self.ids, self.numbering = given.ids, given.numbering
         if isinstance(self.ids, IdRange):
             return
         ids = as_integers(self.ids, "Seeds: ids (gnnsys.split takes masks)")
@@ -182,8 +201,9 @@ def split(
 
     `what`: "train", "val" or "test" (the mask `train_mask`, or `train`), the name of any mask, a mask with a row for
     every node or edge, ids, or None for all. `type` is a node type, or an edge type for edges; it may be left away
-    where one node type has the mask. `column` picks one of several masks kept in one array. Ids are the graph's own:
-    global ids of opened parts. All edges, or all nodes, are a range that is never written out.
+    where one node type has the mask. `column` picks one of several masks kept in one array. On parts, ids and masks
+    that are not named carry their numbering: `graph.from_original(ids)`, of nodes or of edges. The ids of a share are
+    the graph's own, global ids on parts. All edges, or all nodes, are a range that is never written out.
 
     Of several types, `what` is a dict by type, {"paper": "train", "author": None}, and so is the result, which a loader
     takes as it is.
@@ -203,14 +223,14 @@ def split(
     shares = assign_shares(counts, placement, _trainers(graph))
     mine = shares[placement.rank]
     recipe = SplitRecipe(graph, what, type, column, placement, counts, shares, _content(chosen))
-    return Seeds(chosen.ids(mine.start, mine.stop), type, max(map(len, shares)), sum(counts), recipe)
+    return Seeds(chosen.ids(mine.start, mine.stop), type, max(map(len, shares)), sum(counts), recipe, graph.numbering)
 
 
 def _digest(graph: Graph | DistGraph, type: NodeType | EdgeType, counts: Sequence[int], content: str) -> str:
     """The same wherever the same was split: numbers then mean the same ids."""
     known = [type, list(counts), content]
     if not isinstance(graph, Graph):
-        known.append(hashlib.sha256((graph.parts.path / MANIFEST).read_bytes()).hexdigest())
+        known.append(graph.numbering)
     return hashlib.sha256(json.dumps(known).encode()).hexdigest()
 
 
@@ -334,6 +354,9 @@ def _choose(
         if not isinstance(graph, Graph) and _is_stored(graph, type, name, rows):
             return _InParts(graph, Mask(type, name, column))
         return _Masked(mask_column(_read_all(rows), column, label), offsets, label)
+    if isinstance(what, GraphIds) and column is not None:
+        raise ValueError("column is for masks in columns, and these are ids: leave column away")
+    what = numbered_ids(graph, what, type, "what to split")
     is_bytes = getattr(what, "dtype", None) in (torch.uint8, np.uint8)  # how some files keep masks
     given = torch.as_tensor(what, device="cpu") if is_bytes else as_integers(what, "what to split")
     if given.dtype in (torch.bool, torch.uint8):
@@ -371,6 +394,8 @@ def _mask_name(graph: Graph | DistGraph, what: str, type: NodeType | EdgeType) -
 
 def _resolve_type(graph: Graph | DistGraph, what: What, type: NodeType | EdgeType | None) -> NodeType | EdgeType:
     known = [*graph.node_types, *graph.edge_types]
+    if isinstance(what, GraphIds) and type is None:
+        type = what.type
     if type is not None:
         if type not in known:
             raise ValueError(f"type must be one of {some(known, near=type)}, got {type!r}")

@@ -52,7 +52,7 @@ def test_an_empty_table_is_a_graph_without_edges(tmp_path):
     "name,text,message",
     [
         ("edges.csv", "0,1,2\n", "have 3 fields, but columns names 2"),
-        ("edges.csv", "a,b\n0,1\n", r"no column is called 'src', there are \['a', 'b'\]"),
+        ("edges.csv", "a,b\n0,1\n", r"no column is called 'src', there are \['a', 'b'\]; .*\(--columns src,dst,...\)"),
         ("edges.csv", "0,1\n1,x\n", "edges.csv"),
         ("edges.csv", "0,1\n1\n", "edges.csv"),
         ("edges.csv", "0,1\n0.5,1\n", "edges.csv"),
@@ -307,3 +307,25 @@ def test_real_graphs_have_the_published_counts(name):
     graph = load(path)
     num_edges = sum(graph.num_edges(edge_type) for edge_type in graph.edge_types)
     assert (sum(graph.num_nodes(node_type) for node_type in graph.node_types), num_edges) == REAL[name]
+
+
+@pytest.mark.parametrize("name", ["edges.csv", "edges.parquet"])
+def test_columns_without_src_and_dst_are_refused_with_the_columns_to_write(name, tmp_path):
+    path = tmp_path / name
+    if name.endswith("csv"):
+        path.write_text("customer,product,amount\n0,1,2.5\n")
+    else:
+        pq = pytest.importorskip("pyarrow.parquet")
+        pyarrow = pytest.importorskip("pyarrow")
+        pq.write_table(pyarrow.table({"customer": [0], "product": [1], "amount": [2.5]}), path)
+    with pytest.raises(ValueError, match="no column is called 'src'") as caught:
+        load(path, columns=["customer", "product", "amount"])
+    assert str(caught.value).endswith("src and dst, such as --columns src,dst,amount")
+    assert load(path, columns=["src", "dst", "amount"], num_nodes=2).num_edges() == 1
+
+
+def test_names_of_two_kinds_of_nodes_are_numbered_apart(tmp_path):
+    (tmp_path / "buys.csv").write_text("src,dst\nann,tea\n")
+    words = "of both columns together if their nodes are of one type, else of each column alone, for Graph.from_edge_in"
+    with pytest.raises(ValueError, match=words):
+        load(tmp_path / "buys.csv")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,6 +39,13 @@ def test_open_on_a_saved_graph_names_load_and_partition_and_load_on_parts_names_
     (tmp_path / "edges.txt").write_text("0 1\n")
     with pytest.raises(ValueError, match=r"make one with: gnnsys partition .*edges\.txt --parts P --out DIR"):
         gnnsys.open(tmp_path / "edges.txt")
+    (tmp_path / "dgl").mkdir()
+    described = {"graph_name": "g", "num_parts": 2, "part_method": "metis", "part-0": {}}
+    (tmp_path / "dgl" / "g.json").write_text(json.dumps(described))
+    for path in (tmp_path / "dgl" / "g.json", tmp_path / "dgl"):
+        with pytest.raises(ValueError, match=r"a partition of DGL's, .*; make parts of the DGL graph itself") as caught:
+            gnnsys.open(path)
+        assert "gnnsys partition " not in str(caught.value)
     with pytest.raises(ValueError, match=r"'.*nowhere' is not a directory of parts.*gnnsys partition SOURCE"):
         gnnsys.open(tmp_path / "nowhere")
 
@@ -125,7 +133,7 @@ USERS_AND_BOOKS = {
 
 def both_ways(path: Path, **arrays: np.ndarray):
     """Loads the same `.npz` in memory and outside it."""
-    np.savez(path / "g.npz", **USERS_AND_BOOKS, **arrays)
+    np.savez(path / "g.npz", **(USERS_AND_BOOKS | arrays))
     yield lambda: load(path / "g.npz")
 
     def outside() -> Graph:
@@ -145,6 +153,20 @@ def test_an_array_that_begins_with_another_types_name_is_refused_with_the_names_
             ) as caught:
                 read()
             assert "target_type" in str(caught.value)
+
+
+def test_an_array_that_begins_with_a_types_name_is_the_one_types_that_has_as_many_rows(tmp_path: Path):
+    sizes = {"node_type_offsets": np.array([0, 4, 6])}
+    edges = {"edge_index": np.array([[0, 1, 2], [4, 5, 4]])}
+    given = {"book_year": np.array([1990, 1991]), "book_train_mask": np.array([True, False]), "book_score": np.ones(4)}
+    for read in both_ways(tmp_path, **sizes, **edges, **given):
+        graph = read()
+        assert sorted(graph.node_data["book"]) == ["train_mask", "year"]
+        assert graph.node_data["book"]["year"].tolist() == [1990, 1991]
+        assert list(graph.node_data["user"]) == ["book_score"], "a row per user"
+    for read in both_ways(tmp_path, **sizes, **edges, book_year=np.arange(5)):
+        with pytest.raises(ValueError, match="book_year begins with the node type 'book'"):
+            read()
 
 
 def test_an_array_that_ends_in_a_types_name_is_that_types(tmp_path: Path):

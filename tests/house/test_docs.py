@@ -80,7 +80,7 @@ PAGES = {
     "docs/layers.md": Setup(needs=("torch_geometric",), python=3),
     "docs/loaders.md": Setup(
         needs=("torch_geometric", "dgl"),
-        python=7,
+        python=9,
         prints=("edge_label_index=[2, 8000]",),  # 25 even batches of 100,000 edges, and negatives
     ),
     "docs/partitioning.md": Setup(

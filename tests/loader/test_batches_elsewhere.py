@@ -123,7 +123,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "blocks": {"expand": "frontier"},
     "masked edges": {"edge_mask": "kept"},
     "their own times": {"time_attr": "t", "temporal_strategy": "last"},
-    "times": {"time_attr": "t", "input_time": torch.arange(150) % 40},
+    "times": {"time_attr": "t", "input_nodes": range(150), "input_time": torch.arange(150) % 40},
     "few rows": {"fetch": ["x", "weight"]},
     "no rows": {"fetch": []},
     "by mask": {"input_nodes": "picked", "drop_last": True},
@@ -143,6 +143,9 @@ def test_batches_are_the_trainers_own_to_the_last_bit(served, options, monkeypat
     for name in ("LEAST_PATIENCE", "MOST_PATIENCE", "FIRST_PATIENCE"):  # on a busy machine, too
         monkeypatch.setattr(elsewhere, name, 60.0)
 
+    if isinstance(nodes := options.get("input_nodes"), range):
+        options = {**options, "input_nodes": served.from_global(nodes)}
+
     def loader(samplers: bool) -> NeighborLoader:
         return NeighborLoader(served, [4, 3], batch_size=30, shuffle=True, seed=-7, samplers=samplers, **options)
 
@@ -157,7 +160,7 @@ def test_batches_are_the_trainers_own_to_the_last_bit(served, options, monkeypat
 def test_so_are_those_of_several_types(typed, options):
     fanouts = {edge_type: [3, 2] for edge_type in heterogeneous(3, 60, 40, 300).edge_types}
     with with_samplers(typed) as graph:
-        for nodes in ("paper", {"paper": None, "author": torch.arange(30)}):
+        for nodes in ("paper", {"paper": None, "author": graph.from_global(range(30), "author")}):
             made = [
                 NeighborLoader(
                     graph, fanouts, input_nodes=nodes, batch_size=9, samplers=samplers, fetch=["x"], **options
@@ -209,7 +212,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize(("options", "words"), REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_told_another_process_is_refused_in_one_line_and_made_here_by_default(plain, options, words):
     graph = open_alone(plain, verify=False)
-    graph.set_node_data("mine", torch.zeros(150, 1))
+    graph.set_node_data("mine", torch.zeros(150, 1), order="global")
     graph.samplers = SamplerPeers(None, (0,), {})  # type: ignore[arg-type]  # never asked
     options = {"num_neighbors": [2], **options}
     with pytest.raises(ValueError, match="samplers elsewhere cannot make these batches: ") as caught:
@@ -221,7 +224,7 @@ def test_what_cannot_be_told_another_process_is_refused_in_one_line_and_made_her
 def test_times_that_were_replaced_here_are_not_read_elsewhere(plain):
     graph = open_alone(plain, verify=False)
     graph.samplers = SamplerPeers(None, (0,), {})  # type: ignore[arg-type]  # never asked
-    graph.set_node_data("t", torch.zeros(150, dtype=torch.int64))
+    graph.set_node_data("t", torch.zeros(150, dtype=torch.int64), order="global")
     with pytest.raises(ValueError, match="'t' of 'node' was replaced here"):
         NeighborLoader(graph, [2], samplers=True, time_attr="t", fetch=["x"])
     assert NeighborLoader(graph, [2], time_attr="t", fetch=["x"])._elsewhere is None

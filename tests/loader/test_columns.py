@@ -222,7 +222,7 @@ def test_rows_of_a_users_own_source_are_narrowed_as_well_and_those_that_train_ne
         "tensor": rows,
         "trains": Source(rows, mutable=True),
     }.items():
-        graph.set_node_data(name, source)
+        graph.set_node_data(name, source, order="global" if name == "tensor" else None)
         sampler = GuidedSampler(graph, FANOUTS, requester=0, features=name)
         if name == "trains":
             with pytest.raises(ValueError, match="trains, and is never read by some columns"):

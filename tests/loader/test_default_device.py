@@ -40,11 +40,11 @@ def tensors(batch: Any) -> list[Tensor]:
 
 
 def node_options(graph: Any) -> list[dict[str, Any]]:
-    ids = torch.arange(0, 60, 2)
+    ids = graph.from_global(range(0, 60, 2))
     return [
         {},
         {"shuffle": True, "input_nodes": ids},
-        {"input_nodes": ids.tolist()},
+        {"input_nodes": graph.from_original(list(range(0, 60, 2)))},
         {"input_nodes": gnnsys.split(graph, ids), "shuffle": True},
         {"replace": True},
         {"disjoint": True},
@@ -59,7 +59,7 @@ def node_options(graph: Any) -> list[dict[str, Any]]:
 
 
 def link_options(graph: Any) -> list[dict[str, Any]]:
-    links = torch.randint(0, 100, (2, 40), generator=torch.Generator().manual_seed(0))
+    links = graph.from_global(torch.randint(0, 100, (2, 40), generator=torch.Generator().manual_seed(0)))
     weight = torch.arange(graph.num_nodes()).float()
     return [
         {},
@@ -179,7 +179,9 @@ def test_dgl_loaders_do_not_depend_on_the_default_device(tmp_path: Path) -> None
 
     def first(of: Any) -> tuple[Any, Any, Any]:
         sampler = ours.NeighborSampler([2, 3], prefetch_node_feats=["x"])
-        loader = ours.DataLoader(of, torch.arange(0, 60, 3, device="cpu"), sampler, batch_size=7, shuffle=True, seed=4)
+        ids = torch.arange(0, 60, 3, device="cpu")
+        ids = ids if of is g else of.from_original(ids)
+        loader = ours.DataLoader(of, ids, sampler, batch_size=7, shuffle=True, seed=4)
         inputs, outputs, blocks = next(iter(loader))
         return inputs, outputs, blocks[0].srcdata["x"]
 

@@ -84,7 +84,7 @@ def test_batches_of_links_are_those_of_one_process(parted, kind: str) -> None:
     if "time_attr" in options:
         options["edge_label_time"] = 5 + torch.arange(links.shape[1]) % 20
     theirs = LinkNeighborLoader(graph, [4, 3], edge_label_index=links, **options)
-    ours = LinkNeighborLoader(mine, [4, 3], edge_label_index=mine.global_ids(links.reshape(-1)).view(2, -1), **options)
+    ours = LinkNeighborLoader(mine, [4, 3], edge_label_index=mine.from_original(links), **options)
     assert_same_batches(ours, theirs, mine)
 
 
@@ -95,7 +95,7 @@ def test_batches_of_typed_links_are_those_of_one_process(parted_types, kind: str
     options = {"batch_size": 6, **LINKS[kind]}
     if "time_attr" in options:
         options["edge_label_time"] = 5 + torch.arange(links.shape[1]) % 15
-    names = torch.stack([mine.global_ids(links[0], "author"), mine.global_ids(links[1], "paper")])
+    names = mine.from_original(links, WRITES)
     theirs = LinkNeighborLoader(graph, [4, 3], edge_label_index=(WRITES, links), **options)
     ours = LinkNeighborLoader(mine, [4, 3], edge_label_index=(WRITES, names), **options)
     assert_same_batches(ours, theirs, mine)
@@ -126,7 +126,7 @@ def test_a_share_of_nodes_is_not_a_share_of_links(parted) -> None:
 def test_labels_belong_to_the_links_as_given(parted) -> None:
     graph, mine = parted
     links, labels = graph.edge_index()[:, :40], torch.arange(40) % 3
-    names = mine.global_ids(links.reshape(-1)).view(2, -1)
+    names = mine.from_original(links)
     options = {"edge_label": labels, "batch_size": 16, "shuffle": True}
     theirs = LinkNeighborLoader(graph, [3], edge_label_index=links, **options)
     assert_same_batches(LinkNeighborLoader(mine, [3], edge_label_index=names, **options), theirs, mine)
@@ -138,7 +138,7 @@ def test_subgraphs_are_those_of_one_process(parted, subgraph_type: str) -> None:
     seeds = torch.arange(0, 120, 4)
     options = {"batch_size": 11, "subgraph_type": subgraph_type}
     theirs = NeighborLoader(graph, [6, 5], input_nodes=seeds, **options)
-    ours = NeighborLoader(mine, [6, 5], input_nodes=mine.global_ids(seeds), **options)
+    ours = NeighborLoader(mine, [6, 5], input_nodes=mine.from_original(seeds), **options)
     assert_same_batches(ours, theirs, mine)
 
 
@@ -148,7 +148,7 @@ def test_typed_subgraphs_are_those_of_one_process(parted_types, subgraph_type: s
     seeds = torch.arange(0, 90, 5)
     options = {"batch_size": 7, "subgraph_type": subgraph_type}
     theirs = NeighborLoader(graph, [6, 5], input_nodes=("paper", seeds), **options)
-    ours = NeighborLoader(mine, [6, 5], input_nodes=("paper", mine.global_ids(seeds, "paper")), **options)
+    ours = NeighborLoader(mine, [6, 5], input_nodes=mine.from_original(seeds, "paper"), **options)
     assert_same_batches(ours, theirs, mine)
 
 
@@ -158,7 +158,7 @@ def test_merged_edges_of_parts_without_edge_ids_are_those_of_one_process(tmp_pat
         graph = mine.parts.merge()  # edges numbered by position, as parts without edge ids know them
         options = {"batch_size": 5, "subgraph_type": "bidirectional"}
         theirs = NeighborLoader(graph, [6, 5], input_nodes=seeds, **options)
-        ours = NeighborLoader(mine, [6, 5], input_nodes=mine.global_ids(seeds), **options)
+        ours = NeighborLoader(mine, [6, 5], input_nodes=mine.from_original(seeds), **options)
         for a, b in zip(list(ours), list(theirs), strict=True):
             assert torch.equal(a.edge_index, b.edge_index)
             assert torch.equal(a.number, b.number)  # rows of the chosen edges
@@ -179,7 +179,7 @@ def test_a_users_own_sampler_is_the_same_on_parts_and_is_what_ours_does(parted_t
     graph, mine = parted_types
     seeds = torch.arange(0, 90, 7)
     options = {"batch_size": 5, "shuffle": True}
-    names = ("paper", mine.global_ids(seeds, "paper"))
+    names = mine.from_original(seeds, "paper")
     theirs = list(NeighborLoader(graph, input_nodes=("paper", seeds), sampler=two_hops, **options))
     ours = NeighborLoader(graph, [4, 3], input_nodes=("paper", seeds), expand="frontier", **options)
     assert_same_batches(NeighborLoader(mine, input_nodes=names, sampler=two_hops, **options), theirs, mine)

@@ -24,7 +24,7 @@ from tests.support.grid import every_value
 
 
 def seeds_of(graph: DistGraph, node_type: str, original: Tensor) -> Any:
-    return node_type, graph.global_ids(original, node_type)
+    return graph.from_original(original, node_type)
 
 
 def assert_same_batch(ours: Batch, theirs: Batch, graph: DistGraph) -> None:
@@ -167,7 +167,8 @@ def test_a_mask_of_the_graph_selects_seeds_by_global_id(tmp_path: Path) -> None:
     graph.set_node_data("train_mask", torch.arange(graph.num_nodes()) % 3 == 0)
     with machines(graph, tmp_path / "parts", 2) as graphs:
         for there in graphs:
-            for nodes in ("train", there.node_data[NODE]["train_mask"][torch.arange(graph.num_nodes())]):
+            mask = there.node_data[NODE]["train_mask"][torch.arange(graph.num_nodes())]
+            for nodes in ("train", there.from_global(mask)):
                 batch = next(iter(NeighborLoader(there, [2], input_nodes=nodes, batch_size=500)))
                 original = there.original_ids(batch.n_id[: batch.batch_size], NODE)
                 assert torch.equal(original.sort().values, torch.arange(0, graph.num_nodes(), 3))
@@ -188,7 +189,9 @@ def test_all_of_a_mask_or_of_everything_is_refused_among_several_ranks(tmp_path:
             NeighborLoader(mine, [2])
         next(iter(NeighborLoader(mine, [2], input_nodes=split(mine, None))))
         next(iter(LinkNeighborLoader(mine, [2], edge_label_index=split(mine, None, type=EDGE))))
-        next(iter(NeighborLoader(mine, [2], input_nodes=torch.arange(20))))  # every rank all of them, on purpose
+        next(
+            iter(NeighborLoader(mine, [2], input_nodes=mine.from_global(range(20))))
+        )  # every rank all of them, on purpose
 
 
 @pytest.mark.usefixtures("one_epoch")

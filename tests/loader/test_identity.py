@@ -30,7 +30,15 @@ def data_of(graph: Graph) -> tuple[Any, Any]:
 
 
 def nodes(graph: Any, **options: Any) -> NeighborLoader:
-    made = {"num_neighbors": [3, 2], "input_nodes": IDS, "batch_size": 8, "shuffle": True, "num_threads": 0, **options}
+    given = graph.from_original(IDS) if graph.is_homogeneous else None
+    made = {
+        "num_neighbors": [3, 2],
+        "input_nodes": given,
+        "batch_size": 8,
+        "shuffle": True,
+        "num_threads": 0,
+        **options,
+    }
     return NeighborLoader(graph, **made)
 
 
@@ -158,12 +166,12 @@ def test_on_parts_states_are_told_apart_by_ids_parts_and_sampling(tmp_path: Path
         check_refusals(
             lambda: nodes(parted),
             [
-                ("inputs", lambda: nodes(parted, input_nodes=IDS + 1)),
+                ("inputs", lambda: nodes(parted, input_nodes=parted.from_original(IDS + 1))),
                 ("num_neighbors", lambda: nodes(parted, num_neighbors=[9, 9])),
                 ("graph", lambda: nodes(other)),
             ],
         )
-        share = gnnsys.split(parted, IDS)
+        share = gnnsys.split(parted, parted.from_original(IDS))
         check_refusals(
             lambda: nodes(parted, input_nodes=share),
             [("num_neighbors", lambda: nodes(parted, input_nodes=share, num_neighbors=[9, 9]))],

@@ -82,13 +82,14 @@ def test_loaders_samplers_and_splits_take_masks_whatever_holds_them(tmp_path: Pa
 
 def check_masks(graph: Graph, parted: DistGraph, mask: Tensor, expected: list[int]) -> None:
     for name, hold in HOLDERS.items():
-        given = hold(mask)
         for where in (graph, parted):
+            given = where.from_global(hold(mask))
             loader = NeighborLoader(where, [2], input_nodes=given, batch_size=7, num_threads=0)
             assert seeds_of(loader) == expected, name
             named = NeighborLoader(where, [2], input_nodes=("node", given), batch_size=7, num_threads=0)
             assert seeds_of(named) == expected, name
             assert gnnsys.split(where, given).ids[:].tolist() == expected, name
+        given = hold(mask)
         sample = NeighborSampler(graph, [2]).sample({"node": given}, key=SampleKey())
         assert sample.num_sampled_nodes["node"][0] == len(expected), name
         assert sample_neighbors(graph, given, 2).nodes.tolist() == expected, name
@@ -131,9 +132,11 @@ def test_a_mask_given_as_integers_is_refused_when_a_loader_is_made(tmp_path: Pat
         for where in (graph, parted):
             for given in (mask.long(), mask.int(), mask.long().numpy(), mask.long().tolist()):
                 for nodes in (given, ("node", given), {"node": given}):
-                    with pytest.raises(ValueError, match=r"input_nodes holds .* all 0 or 1.*write mask.bool\(\)"):
-                        NeighborLoader(where, [2], input_nodes=nodes)
-            few = NeighborLoader(where, [2], input_nodes=mask.long()[1:], num_threads=0)  # not one for each: ids
+                    with pytest.raises(ValueError, match=r" holds .* all 0 or 1.*write mask.bool\(\)"):
+                        NeighborLoader(where, [2], input_nodes=nodes if where is graph else where.from_original(given))
+            few = NeighborLoader(
+                where, [2], input_nodes=where.from_global(mask.long()[1:]), num_threads=0
+            )  # not one for each: ids
             assert set(seeds_of(few)) == {0, 1}
 
 

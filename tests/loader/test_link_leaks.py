@@ -87,7 +87,7 @@ def reciprocal_ranks(src: Tensor, dst: Tensor, negatives: Tensor) -> Tensor:
 
 
 def mrr(graph: Graph | DistGraph, links: Tensor, kind: Any, **options: Any) -> float:
-    given = links if isinstance(graph, Graph) else graph.global_ids(links.reshape(-1)).view(2, -1)
+    given = graph.from_original(links)
     negatives = NegativeSampling("triplet", NEGATIVES, kind=kind)
     loader = LinkNeighborLoader(
         graph,
@@ -129,8 +129,7 @@ def test_a_reverse_type_leaks_unless_it_is_excluded(tmp_path: Path) -> None:
     )
 
     def score(of: Graph | DistGraph, exclude: bool | str) -> float:
-        names = [("user", LINKS[0]), ("item", LINKS[1])]
-        given = LINKS if isinstance(of, Graph) else torch.stack([of.global_ids(ids, t) for t, ids in names])
+        given = of.from_original(LINKS, LIKES)
         options = {"neg_sampling": NegativeSampling("triplet", NEGATIVES), "batch_size": 300, "num_threads": 0}
         found = []
         for batch in LinkNeighborLoader(
@@ -176,7 +175,7 @@ def test_a_reverse_type_that_the_user_names_needs_a_mask_too() -> None:
 def test_a_graph_seen_through_a_mask_is_the_graph_of_these_edges(graph: Graph, parted: DistGraph) -> None:
     kept = graph.edge_data[EDGE]["train_mask"].nonzero().view(-1)
     alone = Graph.from_edge_index(graph.edge_index()[:, kept], NODES, {"x": graph.node_data["node"]["x"]})
-    names = parted.global_ids(LINKS.reshape(-1)).view(2, -1)
+    names = parted.from_original(LINKS)
     options = {"batch_size": 500, "neg_sampling": "binary", "num_threads": 0}
     theirs = list(LinkNeighborLoader(alone, [2, 2], edge_label_index=LINKS, **options))
     ours = list(LinkNeighborLoader(graph, [2, 2], edge_label_index=LINKS, edge_mask="train_mask", **options))

@@ -87,7 +87,7 @@ def test_an_array_of_the_edges_weighs_the_links_that_are_edges(parted: Parted) -
 def test_weights_are_the_same_on_parts(parted: Parted) -> None:
     graph, mine = parted
     links = graph.edge_index()[:, ::30]
-    names = mine.global_ids(links.reshape(-1)).view(2, -1)
+    names = mine.from_original(links)
     for neg_sampling in ("binary", ("triplet", 2)):
         options = {"batch_size": 9, "neg_sampling": neg_sampling, "edge_label_weight": torch.rand(links.shape[1])}
         theirs = LinkNeighborLoader(graph, [4, 3], edge_label_index=links, **options)

@@ -74,10 +74,10 @@ def parted_types(tmp_path_factory) -> Iterator[tuple[Graph, DistGraph]]:
 def test_batches_of_every_kind_are_those_of_one_process(parted, parted_types) -> None:
     graph, (mine, _) = parted
     links = graph.edge_index()[:, :LINKS]
-    names = mine.global_ids(links.reshape(-1)).view(2, -1)
+    names = mine.from_original(links)
     of_types, typed_mine = parted_types
     writes = of_types.edge_index(WRITES)[:, :LINKS]
-    typed_names = torch.stack([typed_mine.global_ids(writes[0], "author"), typed_mine.global_ids(writes[1], "paper")])
+    typed_names = typed_mine.from_original(writes, WRITES)
     for turn, (mode, amount) in enumerate((("binary", 1.5), ("triplet", 2))):
         for number, kind in enumerate(kinds(90).values()):  # every kind in both modes, disjoint in one of them
             options = {"batch_size": 20, "shuffle": True, "disjoint": (turn + number) % 2 == 0, "num_threads": 0}
@@ -93,7 +93,7 @@ def test_batches_of_every_kind_are_those_of_one_process(parted, parted_types) ->
 def test_hard_negatives_of_an_array_of_edges_are_read_where_they_live(parted) -> None:
     graph, (mine, _) = parted
     ids = torch.arange(0, 900, 7)
-    given, options = Seeds(ids, EDGE, ids.numel(), 900), {"batch_size": 50, "num_threads": 0}
+    given, options = Seeds(mine.from_global(ids, EDGE), EDGE, ids.numel(), 900), {"batch_size": 50, "num_threads": 0}
     original = Seeds(mine.original_edge_ids(ids), EDGE, ids.numel(), 900)
     for mode in ("binary", "triplet"):
         negatives = NegativeSampling(mode, 2, kind=HardNegatives("hard"))
@@ -104,12 +104,12 @@ def test_hard_negatives_of_an_array_of_edges_are_read_where_they_live(parted) ->
 
 def test_local_negatives_depend_on_the_parts_and_not_on_who_serves_them(parted, tmp_path: Path) -> None:
     graph, (mine, _) = parted
-    links = mine.global_ids(graph.edge_index()[:, ::9].reshape(-1)).view(2, -1)
+    links = graph.edge_index()[:, ::9]
     for kind in ("local", "local_joint"):
         options = {"neg_sampling": NegativeSampling("triplet", 5, kind=kind), "batch_size": 20, "num_threads": 0}
         with machines(graph, tmp_path / kind, 3, machine_of_part=[0, 0, 0]) as (alone,):
-            expected = LinkNeighborLoader(alone, [2], edge_label_index=links, **options)
-            ours = LinkNeighborLoader(mine, [2], edge_label_index=links, **options)
+            expected = LinkNeighborLoader(alone, [2], edge_label_index=alone.from_original(links), **options)
+            ours = LinkNeighborLoader(mine, [2], edge_label_index=mine.from_original(links), **options)
             for a, b in zip(ours, expected, strict=True):
                 assert torch.equal(a.n_id, b.n_id) and torch.equal(a.dst_neg_index, b.dst_neg_index)
                 part = mine.book.part_of(a.n_id)
@@ -126,7 +126,12 @@ def drawn(graph: Any, kind: Any, links: Tensor, amount: int = 200, **options: An
     """All negative destinations of one batch, [num_links, amount], as the graph names them."""
     negatives = NegativeSampling("triplet", amount, kind=kind)
     (batch,) = LinkNeighborLoader(
-        graph, [0], edge_label_index=links, neg_sampling=negatives, batch_size=links.shape[1], **options
+        graph,
+        [0],
+        edge_label_index=graph.from_global(links),
+        neg_sampling=negatives,
+        batch_size=links.shape[1],
+        **options,
     )
     return batch.n_id[batch.dst_neg_index].view(links.shape[1], amount)
 
@@ -157,7 +162,7 @@ def test_each_kind_draws_by_its_definition(parted) -> None:
     assert bool((joint == joint[:1]).all()) and len(joint[0].unique()) > 60
     sets = torch.cat([drawn(graph, "joint", links, seed=seed)[0] for seed in range(60)])
     assert abs(chi_square(sets, torch.ones(120))) < 4
-    names = mine.global_ids(links.reshape(-1)).view(2, -1)
+    names = mine.from_original(links).ids
     local = drawn(mine, "local", names)
     for part in range(3):
         here = mine.book.part_range(part)
@@ -272,14 +277,14 @@ def turns_counted(graph: DistGraph, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 def test_a_batch_waits_for_look_ups_twice_at_most(parted, parted_types, monkeypatch) -> None:
     graph, (mine, _) = parted
-    pairs = mine.global_ids(graph.edge_index()[:, :LINKS].reshape(-1)).view(2, -1)
+    pairs = mine.from_original(graph.edge_index()[:, :LINKS])
     own = mine.book.part_range(0, EDGE)
-    at_home = Seeds(torch.arange(own.start, own.start + LINKS), EDGE, LINKS, 900)
-    anywhere = Seeds(torch.arange(0, 900, 23), EDGE, LINKS, 900)
+    at_home = Seeds(mine.from_global(range(own.start, own.start + LINKS), EDGE), EDGE, LINKS, 900)
+    anywhere = Seeds(mine.from_global(range(0, 900, 23), EDGE), EDGE, LINKS, 900)
     assert len(anywhere) == LINKS
     by_edge = {"by edge": HardNegatives("hard")}
     for given, most in ((pairs, 1), (at_home, 1), (anywhere, 2)):
-        more = {} if isinstance(given, Tensor) else by_edge
+        more = {} if given is pairs else by_edge
         for name, kind in {"none": None, "uniform": "uniform", "local": "local", **kinds(120), **more}.items():
             negatives = None if kind is None else NegativeSampling("triplet", 3, kind=kind)
             options = {"neg_sampling": negatives, "batch_size": LINKS, "fetch": [], "num_threads": 0}
@@ -289,7 +294,7 @@ def test_a_batch_waits_for_look_ups_twice_at_most(parted, parted_types, monkeypa
             two = "degree" in name or name == "by edge"  # what these have looked up says what to look up next
             assert 1 <= len(turns) <= (2 if two else most), (name, given)
     _, typed_mine = parted_types
-    anywhere = Seeds(torch.arange(0, 300, 3), WRITES, 100, 300)
+    anywhere = Seeds(typed_mine.from_global(range(0, 300, 3), WRITES), WRITES, 100, 300)
     loader = LinkNeighborLoader(
         typed_mine, [2], edge_label_index=anywhere, neg_sampling="binary", batch_size=50, fetch=[], num_threads=0
     )
@@ -300,16 +305,18 @@ def test_a_batch_waits_for_look_ups_twice_at_most(parted, parted_types, monkeypa
 
 def test_nothing_is_asked_where_everything_is_here(parted, tmp_path: Path, monkeypatch) -> None:
     graph, (mine, _) = parted
-    links = mine.global_ids(graph.edge_index()[:, :LINKS].reshape(-1)).view(2, -1)
+    links = graph.edge_index()[:, :LINKS]
     with machines(graph, tmp_path / "alone", 3, machine_of_part=[0, 0, 0]) as (alone,):
         for kind in ["uniform", "local", *kinds(120).values()]:
             negatives = NegativeSampling("binary", kind=kind)
-            loader = LinkNeighborLoader(alone, [2], edge_label_index=links, neg_sampling=negatives, num_threads=0)
+            loader = LinkNeighborLoader(
+                alone, [2], edge_label_index=alone.from_original(links), neg_sampling=negatives, num_threads=0
+            )
             with turns_counted(alone, monkeypatch) as turns:
                 next(iter(loader))
             assert turns == []
     own = mine.book.part_range(0, EDGE)
-    at_home = Seeds(torch.arange(own.start, own.start + LINKS), EDGE, LINKS, 900)
+    at_home = Seeds(mine.from_global(range(own.start, own.start + LINKS), EDGE), EDGE, LINKS, 900)
     for kind in ("local", "local_joint", "in_batch"):  # their names need no look-up: what is left is of the links
         options = {"neg_sampling": NegativeSampling("binary", 2, kind=kind), "batch_size": LINKS, "fetch": []}
         with turns_counted(mine, monkeypatch) as turns:

@@ -27,9 +27,7 @@ def weighted(graph: Graph) -> Graph:
 
 def ends(graph: Graph | DistGraph, edge_type: Any, links: Tensor, negatives: Any) -> list[Tensor]:
     """The links of two batches, drawn ones included, by original ids."""
-    given = links
-    if isinstance(graph, DistGraph):
-        given = torch.stack([graph.global_ids(links[0], edge_type[0]), graph.global_ids(links[1], edge_type[2])])
+    given = graph.from_original(links, edge_type)
     loader = LinkNeighborLoader(
         graph, [2], edge_label_index=(edge_type, given), neg_sampling=negatives, batch_size=20, seed=5, num_threads=0
     )

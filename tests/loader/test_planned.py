@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import gnnsys
-from gnnsys.graph import NODE
+from gnnsys.graph import NODE, sbm
 from gnnsys.partition import Placement
 from gnnsys.pipeline import Pipeline
 from gnnsys.planning import CACHED, ExecutionPlan, Way
@@ -24,6 +24,8 @@ from tests.loader.planned_ways import (
     until_chosen,
     with_ways,
 )
+
+WIDE = sbm(3000, avg_degree=8, num_features=64)
 
 
 def test_batches_are_those_of_a_loader_without_a_plan_during_and_after_the_trial():
@@ -123,6 +125,53 @@ def test_a_run_that_resumes_goes_on_with_its_plan(monkeypatch, stop):
     assert resumed.plan.chosen == 1
     loader.close()
     resumed.close()
+
+
+def train_on_the_host(loader, epochs, job=None, after_step=lambda: None):
+    """(model, optimizer) after training, and the numbers of torch's threads that steps had."""
+    if job is None:
+        torch.manual_seed(0)
+        model = gnnsys.nn.GraphSAGE(WIDE.node_data[NODE]["x"].shape[1], 32, 2, 4)
+        job = model, torch.optim.Adam(model.parameters())
+    model, optimizer = job
+    threads = set()
+    for _ in range(epochs):
+        for batch in loader:
+            threads.add(torch.get_num_threads())
+            optimizer.zero_grad()
+            out = model(batch.x, batch.edge_index, num_sampled_nodes=batch.num_sampled_nodes)
+            torch.nn.functional.cross_entropy(out[: batch.batch_size], batch.y[: batch.batch_size] % 4).backward()
+            optimizer.step()
+            after_step()
+    return job, threads
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_auto_on_the_host_trains_the_weights_of_the_plain_run_and_resumes_with_its_choice(monkeypatch, num_threads):
+    """Whichever way wins: the clock has the last one win, and the resumed run would have the first."""
+    monkeypatch.setattr("gnnsys.loader.planned.num_usable_cores", lambda: 8)
+    options = {"input_nodes": torch.arange(12 * 200), "batch_size": 200, "shuffle": True, "seed": 3}
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        (plain, _), _ = train_on_the_host(gnnsys.NeighborLoader(WIDE, [10, 10], **options), 4)
+        clock = Clock(monkeypatch)
+        loader = short(gnnsys.NeighborLoader(WIDE, [10, 10], **options, execution="auto"))
+        last = len(loader.plan.ways) - 1
+        seconds = {way: 3.0 - way for way in range(last + 1)}
+        job, used = train_on_the_host(loader, 2, after_step=lambda: clock.train(loader, seconds))
+        assert loader.plan.chosen == last > 0 and used == {num_threads}
+        busier = ExecutionPlan([Way(), Way(loading_threads=5)], made_for=loader.plan.made_for)
+        resumed = gnnsys.NeighborLoader(WIDE, [10, 10], **options, execution=busier)
+        resumed.load_state_dict(loader.state_dict())
+        assert (resumed.plan.ways, resumed.plan.chosen) == (loader.plan.ways, last), "no new trial"
+        loader.close()
+        job, used = train_on_the_host(resumed, 2, job)
+        assert used == {num_threads} and resumed.plan.chosen == last
+        resumed.close()
+        assert all(torch.equal(*pair) for pair in zip(plain.parameters(), job[0].parameters(), strict=True))
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_threads_of_torch_are_given_back():

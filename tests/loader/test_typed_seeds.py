@@ -11,7 +11,7 @@ import gnnsys
 from gnnsys.graph import Graph
 from gnnsys.loader import NeighborLoader
 from gnnsys.partition import Placement
-from gnnsys.sampling import NeighborSampler, SampleKey
+from gnnsys.sampling import LaborSampler, NeighborSampler, Sample, SampleKey, ShadowSampler
 from tests.loader.test_dist_links import assert_same_batches
 from tests.sampling.machines import machines, typed
 
@@ -60,7 +60,7 @@ def test_a_batch_is_the_sample_of_its_seeds(graph: Graph) -> None:
 def test_batches_on_parts_are_those_of_one_process(graph: Graph, tmp_path: Path) -> None:
     times = {t: 5 + torch.arange(len(ids)) % 15 for t, ids in GIVEN.items()}
     with machines(graph, tmp_path / "p", 3, machine_of_part=[0, 1, 1]) as (mine, _):
-        names = {t: mine.global_ids(ids, t) for t, ids in GIVEN.items()}
+        names = mine.from_original(GIVEN)
         for options in ({}, {"disjoint": True}, {"time_attr": "t"}, {"time_attr": "t", "input_time": times}):
             options = {"batch_size": 9, "shuffle": True, "num_threads": 0, **options}
             theirs = NeighborLoader(graph, [3, 2], input_nodes=GIVEN, **options)
@@ -95,6 +95,26 @@ def test_a_state_is_gone_on_with_and_that_of_other_seeds_is_refused(graph: Graph
         make({"paper": PAPERS + 1, "author": AUTHORS}).load_state_dict(first.state_dict())
 
 
+def test_samplers_and_functions_are_given_seeds_of_several_types(graph: Graph) -> None:
+    def sampled(graph: Graph, seeds: dict[str, torch.Tensor], key: SampleKey) -> Sample:
+        return NeighborSampler(graph, [3, 2]).sample(seeds, key=key)
+
+    options: dict = {"input_nodes": GIVEN, "batch_size": 16, "seed": 4, "shuffle": True}
+    wanted = list(NeighborLoader(graph, [3, 2], **options))
+    for sampler in (sampled, NeighborSampler(graph, [3, 2])):
+        for a, b in zip(NeighborLoader(graph, sampler=sampler, **options), wanted, strict=True):
+            for t in GIVEN:
+                assert torch.equal(a[t].n_id, b[t].n_id) and a[t].batch_size == b[t].batch_size
+                assert torch.equal(a[t].input_id, b[t].input_id) and torch.equal(a[t].y, b[t].y)
+    whole = {t: -1 for t in graph.edge_types}
+    labor = LaborSampler(graph, {t: [n, n] for t, n in whole.items()})
+    every = NeighborLoader(graph, {t: [n, n] for t, n in whole.items()}, **options)
+    for a, b in zip(NeighborLoader(graph, sampler=labor, **options), every, strict=True):
+        assert all(torch.equal(a[t].n_id.sort().values, b[t].n_id.sort().values) for t in GIVEN)
+    with pytest.raises(ValueError, match="leave another sampler, guide and pad away"):
+        NeighborLoader(graph, sampler=ShadowSampler(graph, [2]), **options)
+
+
 def test_bad_use_is_refused_in_one_line(graph: Graph) -> None:
     shares = gnnsys.split(graph, {"paper": "train", "author": None})
     for given, options, message in (
@@ -103,7 +123,7 @@ def test_bad_use_is_refused_in_one_line(graph: Graph) -> None:
         ({"paper": torch.tensor([90])}, {}, "input_nodes"),
         ({"paper": shares["author"]}, {}, "are a share of 'author'"),
         ({"paper": shares["paper"], "author": AUTHORS}, {}, "gnnsys.split all of them"),
-        (GIVEN, {"pad": True}, "leave sampler, guide and pad away"),
+        (GIVEN, {"pad": True}, "leave another sampler, guide and pad away"),
         (GIVEN, {"time_attr": "t", "input_time": torch.zeros(3, dtype=torch.int64)}, "must be a dict by node type"),
         (("paper", PAPERS), {"time_attr": "t", "input_time": {"paper": PAPERS}}, "input_nodes is not"),
     ):

@@ -101,6 +101,64 @@ def test_links_known_several_times_or_of_kinds_never_seen_are_left_out_once_or_n
     assert empty.of(torch.tensor([1]), None, "tail")[0].numel() == 0
 
 
+def test_a_typed_link_is_ranked_among_nodes_of_the_wanted_type_alone():
+    generator, buys = torch.Generator().manual_seed(4), ("customer", "buys", "product")
+    tables = {
+        "customer": torch.randn(40, DIM, generator=generator),
+        "product": torch.randn(25, DIM, generator=generator),
+    }
+    tables["product"][10:20] = tables["product"][:10]
+    head, tail = (torch.randint(high, (LINKS,), generator=generator) for high in (40, 25))
+    links = set(zip(head.tolist(), tail.tolist(), strict=True))
+    scores = tables["customer"].double() @ tables["product"].double().T
+    for filtered in (False, True):
+        known = KnownLinks(head, tail) if filtered else None
+        for wanted in ("head", "tail"):
+            want = []
+            for h, t in zip(head.tolist(), tail.tolist(), strict=True):
+                true = t if wanted == "tail" else h
+                row = (scores[h] if wanted == "tail" else scores[:, t]).tolist()
+                pairs = [(h, c) if wanted == "tail" else (c, t) for c in range(len(row))]
+                others = [
+                    row[c] - row[true] for c in range(len(row)) if c != true and not (filtered and pairs[c] in links)
+                ]
+                want.append((sum(gap > 1e-12 for gap in others), sum(abs(gap) <= 1e-12 for gap in others)))
+            found = rank_links(Dot(DIM), tables, head, tail, edge_type=buys, wanted=wanted, known=known, tile=(16, 7))
+            assert list(zip(found.above.tolist(), found.same.tolist(), strict=True)) == want
+
+
+def test_a_table_of_two_types_joined_is_refused():
+    generator, buys = torch.Generator().manual_seed(5), ("customer", "buys", "product")
+    tables = {
+        "customer": torch.randn(40, DIM, generator=generator),
+        "product": torch.randn(25, DIM, generator=generator),
+    }
+    head, tail = (torch.randint(high, (LINKS,), generator=generator) for high in (40, 25))
+    joined = torch.cat(list(tables.values()))
+    known = KnownLinks(head, tail + 40)
+    for ends in ((head, tail + 40), (tail + 40, head)):
+        with pytest.raises(
+            ValueError, match=r"looks like rows of two node types in one table.* edge_type=\('a', 'to', 'b'\)"
+        ):
+            rank_links(Dot(DIM), joined, *ends)
+    with pytest.raises(
+        ValueError, match="looks like rows of two node types"
+    ):  # a share of two links is too few to tell
+        rank_links(Dot(DIM), joined, head[:2], tail[:2] + 40, known=known)
+    assert rank_links(Dot(DIM), joined, head, tail + 40, edge_type=("a", "to", "a")).above.numel() == LINKS
+    for rows, edge_type, message in (
+        (joined, buys, "nodes of 'customer' would be candidates for 'product'. Give rows by type"),
+        (tables, None, r"edge_type must name the types of head and tail, .* got None"),
+        (tables, ("customer", "buys", "shop"), "rows are by node type, 'customer', 'product': edge_type must name"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            rank_links(Dot(DIM), rows, head, tail, edge_type=edge_type)
+    with pytest.raises(ValueError, match=r"tail must be in \[0, 25\)"):
+        rank_links(Dot(DIM), tables, head, tail + 40, edge_type=buys)
+    with pytest.raises(ValueError, match="rows of 6 numbers, and these have 5: tail"):
+        rank_links(Dot(DIM), tables | {"product": torch.zeros(25, 5)}, head, tail, edge_type=buys)
+
+
 def test_ties_count_as_they_are_told_to():
     found = LinkRanks(torch.tensor([0, 3]), torch.tensor([4, 0]))
     assert [found.ranks(ties).tolist() for ties in ("best", "mean", "worst")] == [[1, 4], [3, 4], [5, 4]]
@@ -153,3 +211,9 @@ def test_nonsense_is_refused_with_what_to_do():
         Ranking().update(torch.tensor([0.0]))
     with pytest.raises(ValueError, match="whole numbers of at least 1"):
         Ranking(hits=(0,))
+
+
+def test_links_of_few_nodes_may_all_lead_one_way() -> None:
+    rows = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
+    head, tail = torch.zeros(20, dtype=torch.int64), torch.arange(20, 40)
+    assert rank_links(Dot(4), rows, head, tail).above.numel() == 20

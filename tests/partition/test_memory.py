@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from gnnsys.graph import load, save, sbm
 from gnnsys.partition import (
     estimate_in_memory,
     estimate_streaming,
     format_size,
     least_memory,
     parse_size,
+    plan_assignment,
     plan_memory,
 )
+from gnnsys.partition.memory import graph_bytes
 
 
 @pytest.mark.parametrize(
@@ -32,6 +35,18 @@ def test_what_is_no_size_is_refused(text):
 def test_a_size_that_is_shown_can_be_read_again():
     for size in (0, 1, 1000, 1 << 20, 3 << 29, 5 << 40):
         assert abs(parse_size(format_size(size)) - size) <= 0.05 * size
+
+
+def test_what_is_expected_counts_a_graph_in_memory_and_not_one_that_is_mapped(tmp_path):
+    graph = sbm(2000, num_features=512)
+    size = graph_bytes(graph)
+    assert size > graph.node_data["node"]["x"].nbytes
+    plan = plan_assignment(graph, 2)
+    text = f"expected peak {format_size(size + plan.in_memory.peak)} in memory: the graph {format_size(size)}, part"
+    assert str(plan).startswith(text)
+    save(graph, tmp_path / "graph")
+    mapped = load(tmp_path / "graph")
+    assert graph_bytes(mapped) == 0 and "the graph" not in str(plan_assignment(mapped, 2))
 
 
 def test_without_a_limit_and_with_a_large_one_the_work_is_in_memory():

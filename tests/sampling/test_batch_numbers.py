@@ -39,7 +39,7 @@ def own_sampler(graph: Any, seeds: Any, key: Any) -> Sample:
 
 
 def links(graph: DistGraph, **options: Any) -> LinkNeighborLoader:
-    share = split(graph, torch.arange(0, graph.num_edges(), 18), type=EDGE)  # ends are looked up batch by batch
+    share = split(graph, graph.from_global(range(0, graph.num_edges(), 18), EDGE))  # ends are looked up batch by batch
     return LinkNeighborLoader(
         graph, FANOUTS, edge_label_index=share, batch_size=BATCH_SIZE, seed=SEED,
         neg_sampling="binary", **options,
@@ -47,7 +47,7 @@ def links(graph: DistGraph, **options: Any) -> LinkNeighborLoader:
 
 
 def nodes(graph: DistGraph, *, num_neighbors: Any = FANOUTS, **options: Any) -> NeighborLoader:
-    ids = torch.arange(0, 60)
+    ids = graph.from_global(range(60))
     return NeighborLoader(
         graph, num_neighbors, input_nodes=ids, batch_size=BATCH_SIZE, shuffle=True, seed=SEED, **options
     )
@@ -169,7 +169,7 @@ def loader_of(face: str, graph: DistGraph) -> Any:
         pytest.importorskip("torch_geometric")
         from gnnsys.pyg import NeighborLoader as PyGLoader
 
-        return PyGLoader(graph, FANOUTS, input_nodes=torch.arange(60), batch_size=BATCH_SIZE, seed=SEED)
+        return PyGLoader(graph, FANOUTS, input_nodes=graph.from_global(range(60)), batch_size=BATCH_SIZE, seed=SEED)
     return nodes(graph, num_threads=0, pipeline=PLAIN)
 
 
@@ -286,7 +286,7 @@ def test_messages_of_pygs_loaders_name_their_batch_too(parted: Any) -> None:
     from gnnsys.pyg import NeighborLoader as PyGLoader
 
     graph, seen = parted
-    ids = torch.arange(60)
+    ids = graph.from_global(range(60))
     loaders = [PyGLoader(graph, FANOUTS, input_nodes=ids, batch_size=BATCH_SIZE, seed=SEED) for _ in range(2)]
     for loader in loaders:
         seen.clear()

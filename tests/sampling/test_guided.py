@@ -217,7 +217,12 @@ def test_links_keep_their_own_edges_out_of_guided_batches(two, whole):
     ids = torch.arange(30)
     src, dst = graph.edge_ends(ids)
     loader = LinkNeighborLoader(
-        graph, sampler=sampler, edge_label_index=torch.stack([src, dst]), batch_size=10, fetch=["x"], num_threads=0
+        graph,
+        sampler=sampler,
+        edge_label_index=graph.from_global(torch.stack([src, dst])),
+        batch_size=10,
+        fetch=["x"],
+        num_threads=0,
     )
     for batch in loader:
         pairs = set(zip(*batch.n_id[batch.edge_index].tolist(), strict=True))

@@ -152,6 +152,6 @@ def test_a_process_alone_needs_no_network(tmp_path: Path) -> None:
         DistGraph(parts, Store(machine_of_part=[0, 1, 1], local=shard), None, 0, [0, 1, 1])
     with pytest.raises(ValueError, match="expected 120 rows, one per node"):
         alone.set_node_data("short", torch.zeros(7))
-    alone.set_node_data("mine", torch.zeros(120, 2))
+    alone.set_node_data("mine", torch.zeros(120, 2), order="global")
     assert alone.node_data[NODE]["mine"].shape == (120, 2)
     shard.close()

@@ -305,7 +305,7 @@ def test_ranks_on_other_machines_take_over_what_is_theirs_first(tmp_path, shuffl
         def make(rank: int, world_size: int) -> NeighborLoader:
             where = {6: (0, 0, 1, 1, 2, 2), 3: (0, 1, 2), 4: (0, 1, 1, 2)}[world_size]
             mine = graphs[where[rank]]
-            seeds = split(mine, mine.global_ids(chosen), placement=Placement(rank, where, (0, 1, 2)))
+            seeds = split(mine, mine.from_original(chosen), placement=Placement(rank, where, (0, 1, 2)))
             return NeighborLoader(mine, [3], input_nodes=seeds, batch_size=3, shuffle=shuffle, num_threads=0)
 
         def local(by_rank: Any) -> float:

@@ -271,7 +271,7 @@ def test_ranks_of_two_machines_ask_each_other_for_what_they_have_not(graph, tmp_
                 seen["train"] += opened.original_ids(share.ids).tolist()
                 seen["edges"] += opened.original_edge_ids(split(opened, "train", type=EDGE).ids).tolist()
                 seen["many"] += opened.original_ids(split(opened, "many", column=1).ids).tolist()
-                opened.set_node_data("own_mask", torch.arange(200) % 3 == 0)
+                opened.set_node_data("own_mask", torch.arange(200) % 3 == 0, order="global")
                 seen["written"] += split(opened, "own").ids.tolist()
                 with pytest.raises(ValueError, match="must be a mask"):
                     split(opened, "x")

@@ -161,7 +161,7 @@ def test_a_mask_without_one_of_the_reverse_type_is_refused(tmp_path) -> None:
     graph.set_edge_data("both", torch.arange(300) % 2 == 0, WRITES)
     graph.set_edge_data("both", torch.ones(300, 1, dtype=torch.bool), REV_WRITES)
     graph.set_edge_data("wide", torch.ones(500, 2, dtype=torch.bool), CITES)
-    seeds = {"input_nodes": ("paper", torch.arange(90)), "batch_size": 90, "num_threads": 0}
+    seeds = {"input_nodes": "paper", "batch_size": 90, "num_threads": 0}
     with machines(graph, tmp_path / "p", 2) as (mine, _):
         for of in (graph, mine):
             with pytest.raises(ValueError, match=r"'rev_writes', 'author'\) has none.* one of all true to keep all"):
