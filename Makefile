@@ -48,10 +48,11 @@ fuzz: $(VENV)/.built $(VENV)/.tools ## a million mutated messages, a million sea
 	$(BIN)/python -m tests.fuzz.run --messages 1000000 --sealed
 
 SEED ?= 0
-fuzz-numbers: $(VENV)/.built $(VENV)/.tools ## random models, loaders and training against plain torch, each for SECONDS
+fuzz-numbers: $(VENV)/.built $(VENV)/.tools ## random models, loaders, training and jobs against plain torch, each for SECONDS
 	$(BIN)/python -m tests.fuzz.fullgraph --seconds $(SECONDS) --seed $(SEED)
 	$(BIN)/python -m tests.fuzz.sampling --seconds $(SECONDS) --seed $(SEED)
 	$(BIN)/python -m tests.fuzz.state --seconds $(SECONDS) --seed $(SEED)
+	$(BIN)/python -m tests.fuzz.jobs --seconds $(SECONDS) --seed $(SEED)
 
 soak: $(VENV)/.built $(VENV)/.tools ## a server at full load for SECONDS; fails where anything grows
 	$(BIN)/python -m tests.fuzz.soak --seconds $(SECONDS)

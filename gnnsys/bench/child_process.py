@@ -49,6 +49,12 @@ class Child:
             line += piece
         return json.loads(line)
 
+    def tell(self, word: bytes) -> None:
+        """Writes to the child's input."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(word)
+        self._process.stdin.flush()
+
     def end(self) -> None:
         """Asks it to end, without waiting."""
         assert self._process.stdin is not None

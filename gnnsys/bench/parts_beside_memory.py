@@ -136,7 +136,11 @@ def _seeds(work: Workload) -> Tensor:
 
 def _node_epoch(work: Workload, graph: Graph | DistGraph) -> Epoch:
     loader = NeighborLoader(
-        graph, FANOUTS, input_nodes=_seeds(work), batch_size=work.sizes.num_seeds, across_epochs=False
+        graph,
+        FANOUTS,
+        input_nodes=graph.from_global(_seeds(work)),
+        batch_size=work.sizes.num_seeds,
+        across_epochs=False,
     )
     return lambda: [None for _ in loader]
 
@@ -147,7 +151,7 @@ def _link_loader(work: Workload, graph: Graph | DistGraph) -> LinkNeighborLoader
     return LinkNeighborLoader(
         graph,
         FANOUTS,
-        edge_label_index=torch.stack([csc.indices[edges].long(), csc.dst()[edges]]),
+        edge_label_index=graph.from_global(torch.stack([csc.indices[edges].long(), csc.dst()[edges]])),
         neg_sampling=NegativeSampling("binary"),
         batch_size=work.sizes.num_seeds,
         across_epochs=False,

@@ -140,5 +140,5 @@ def _measure(batches: Iterable[Any], step: Callable[[Any], None], counts: Callab
 def _loader(work: Workload, way: str) -> NeighborLoader:
     graph = two_machines(work).graph
     options: dict[str, Any] = {"shuffle": True, "fetch": {NODE: ["x", "y"]}, **WAYS[way]}
-    ids = graph.global_ids(work.seeds(min(NUM_BATCHES, work.sizes.epoch_batches) * work.sizes.num_seeds))
+    ids = graph.from_original(work.seeds(min(NUM_BATCHES, work.sizes.epoch_batches) * work.sizes.num_seeds))
     return NeighborLoader(graph, list(work.sizes.fanout), input_nodes=ids, batch_size=work.sizes.num_seeds, **options)

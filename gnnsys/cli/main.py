@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 
 import gnnsys
 from gnnsys.cli import commands
+from gnnsys.observe import shorten_spinning
 
 USER_ERRORS = (ValueError, OSError, ImportError)
 EXIT_USER_ERROR = 2
@@ -99,6 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return EXIT_USER_ERROR
     args = parser.parse_args(argv)
+    shorten_spinning()
     try:
         return int(args.run(args))
     except USER_ERRORS as error:

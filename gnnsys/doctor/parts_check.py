@@ -1,4 +1,5 @@
-"""A directory of parts as this machine would serve it: readable, whole, on which disk, and whether memory holds it."""
+"""A directory of parts as this machine would serve it: readable, whole, by whose ids, on which disk, and whether memory
+holds it."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ NETWORK_DISKS = re.compile(
 class PartsFacts:
     """`parts`: those whose folders are here, of `num_parts`. `problem`: of the manifest; `problems`: of files.
 
-    `size`: bytes of the parts that are here; `checked`: bytes that were compared with their checksums.
+    `size`: bytes of the parts that are here; `checked`: bytes that were compared with their checksums. `finds_nodes`
+    and `finds_edges`: whether the parts know the user's own ids.
     """
 
     path: str
@@ -32,7 +34,10 @@ class PartsFacts:
     checked: int = 0
     problem: str | None = None
     problems: tuple[str, ...] = ()
+    unfit_rows: tuple[str, ...] = ()  # arrays of features with NaN
     disk: str | None = None  # type of the file system
+    finds_nodes: bool = True
+    finds_edges: bool = True
 
 
 def read_parts(path: str) -> PartsFacts:
@@ -62,7 +67,10 @@ def read_parts(path: str) -> PartsFacts:
         size=sum(file.bytes for file in files),
         checked=checked,
         problems=tuple(problems),
+        unfit_rows=listing.unfit_rows,
         disk=disk_of(folder.resolve(), Path("/proc/self/mountinfo")),
+        finds_nodes=listing.finds_nodes,
+        finds_edges=listing.finds_edges,
     )
 
 
@@ -72,8 +80,13 @@ def judge_parts(facts: PartsFacts, usable_memory: int | None) -> list[Diagnosis]
         remedy = f"gnnsys partition SOURCE --out {facts.path} makes parts, gnnsys push brings them to hosts"
         return [Diagnosis("parts", facts.problem, "nothing can be opened there", remedy, FAILS)]
     found = [_judge_files(facts)]
+    if facts.unfit_rows:
+        more = f", and {len(facts.unfit_rows) - 1} more arrays" if len(facts.unfit_rows) > 1 else ""
+        said, why = f"{facts.unfit_rows[0]}{more}", "a model that reads such rows computes NaN"
+        remedy = "replace the values (torch.nan_to_num) and partition again"
+        found.append(Diagnosis("features", said, why, remedy, ADVICE))
     if facts.parts:
-        found += [_judge_disk(facts), _judge_page_cache(facts, usable_memory)]
+        found += [_judge_ids(facts), _judge_disk(facts), _judge_page_cache(facts, usable_memory)]
     return found
 
 
@@ -90,6 +103,15 @@ def _judge_files(facts: PartsFacts) -> Diagnosis:
     compared = "all of them" if facts.checked == facts.size else f"{format_size(facts.checked)} of them"
     said = f"{here} of {facts.num_parts} parts, {facts.num_files} files of {format_size(facts.size)}"
     return Diagnosis("parts", f"{said}; sizes agree, and checksums of {compared}")
+
+
+def _judge_ids(facts: PartsFacts) -> Diagnosis:
+    edges = "edges too" if facts.finds_edges else "of edges they were left out"
+    if facts.finds_nodes:
+        return Diagnosis("parts' ids", f"graph.from_original looks up your ids of nodes; {edges}")
+    why = "graph.from_original reads the ids of all nodes each time, and negatives of links are refused"
+    remedy = f"gnnsys partition SOURCE --out {facts.path} writes parts that have it"
+    return Diagnosis("parts' ids", f"no table of your ids of nodes; {edges}", why, remedy, ADVICE)
 
 
 def _judge_disk(facts: PartsFacts) -> Diagnosis:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gnnsys.fullgraph.parallel import HybridParallel
+from gnnsys.graph import ORIGINAL
 
 if TYPE_CHECKING:
     from gnnsys.fullgraph.plan.rank_share import RankShare
@@ -22,14 +23,20 @@ def infer(
     x: Tensor | str = "x",
     **options: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Original ids of this rank's nodes and their rows at the end of `layers`. Every rank calls it.
+    """Original ids of this rank's nodes, on parts too, and their rows at the end of `layers`. Every rank calls it.
 
     For models that were trained with mini-batches as well: what `HybridParallel` takes as layers, which also takes
-    `options`. `x` are rows of this rank's nodes, or the name of an array of the graph's. On one rank only two
-    layers' rows are in memory at a time. Dropout and batch normalisation do what they do in evaluation.
+    `options`. `x` is the name of an array of the graph, or rows of this rank's nodes. Parts order nodes by global id:
+    there rows go with `share_of(graph, rank, world_size)` in place of the graph. On one rank only two layers' rows are
+    in memory at a time. Dropout and batch normalisation do what they do in evaluation.
 
     >>> nodes, scores = infer(model, graph)
     """
+    if not isinstance(x, str) and getattr(graph, "numbering", ORIGINAL) != ORIGINAL:
+        raise ValueError(
+            "x: rows without a name are ambiguous on parts: write the name of an array of the graph, or give "
+            "gnnsys.fullgraph.share_of(graph, rank, world_size) for the graph, and rows in the order of its nodes"
+        )
     owner = layers if isinstance(layers, nn.Module) else nn.ModuleList(layers)
     was_training = [(module, module.training) for module in owner.modules()]
     try:

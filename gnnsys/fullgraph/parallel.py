@@ -31,8 +31,7 @@ from gnnsys.fullgraph.run.whole_pass import PassRunner
 from gnnsys.fullgraph.typed_rows import join_rows, split_rows
 from gnnsys.graph import check_ours
 from gnnsys.observe import PassTrace
-from gnnsys.ops import stream_key
-from gnnsys.sampling import check_device
+from gnnsys.ops import check_device, stream_key
 
 if TYPE_CHECKING:
     from gnnsys.fullgraph.run.approximate import Policy

@@ -29,12 +29,18 @@ class PartFile:
 
 @dataclass(frozen=True)
 class PartsListing:
-    """What a manifest says. `digest` is that of the manifest's own bytes: the same on every host."""
+    """What a manifest says. `digest` is that of the manifest's own bytes: the same on every host.
+
+    `finds_nodes` and `finds_edges`: whether the parts know the user's own ids of nodes and of edges.
+    """
 
     path: Path
     num_parts: int
     files: tuple[PartFile, ...]
     digest: int
+    finds_nodes: bool = True
+    finds_edges: bool = True
+    unfit_rows: tuple[str, ...] = ()  # arrays of features that have NaN, and in which rows
 
     def of_parts(self, parts: Iterable[int]) -> list[PartFile]:
         folders = {folder_of(part) for part in parts}
@@ -58,11 +64,14 @@ def read_listing(path: Path) -> PartsListing:
             raise ValueError(f"it describes a {manifest['format']}")
         files = [PartFile(str(name), int(e["bytes"]), int(e["crc32"])) for name, e in manifest["files"].items()]
         num_parts = int(manifest["book"]["num_parts"])
+        nodes = [each for entry in manifest.get("parts", []) for each in entry["nodes"]]
+        finds = all(each.get("global_ids") is not None for each in nodes), bool(manifest.get("edge_ids", True))
         if wrong := [each.name for each in files if not is_safe(each.name)]:
             raise ValueError(f"it names {wrong[0]!r}, which is no file of a part")
+        unfit = tuple(f"{where}: {text}" for where, text in manifest.get("unfit_rows", {}).items())
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{file} is no manifest of parts: {error}") from None
-    return PartsListing(path, num_parts, tuple(files), zlib.crc32(data))
+    return PartsListing(path, num_parts, tuple(files), zlib.crc32(data), *finds, unfit)
 
 
 def is_safe(name: str) -> bool:

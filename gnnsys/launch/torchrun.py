@@ -18,6 +18,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from gnnsys.observe import shorten_spinning
+
 REPORT = "failures.json"
 
 
@@ -58,6 +60,7 @@ def main(folder: str, grace: float, arguments: list[str]) -> int:
     times = ExitTimes()
     times.watch()
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # torch then asks for huge pages (docs/native.md)
+    shorten_spinning()
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import elastic_launch

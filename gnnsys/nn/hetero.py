@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gnnsys.graph import EdgeType, NodeType, some
+from gnnsys.nn.layer import check_edge_rows
 from gnnsys.nn.typed_inputs import TypedEdges, TypedInputs, TypedRows, module_key, resolve_typed
 from gnnsys.sampling import Block
 
@@ -64,9 +65,11 @@ class HeteroConv(nn.Module):
         An edge type that the layer knows and `edges` has not is left out, with all that its layer makes of destinations
         themselves: as in PyG. Give it without edges, [2, 0], where that is not meant; models of ours do so.
         """
-        for name in edge_rows_dict:
+        for name, by_type in edge_rows_dict.items():
             if not name.endswith("_dict"):
                 raise ValueError(f"{name} must be given by edge type: write {name}_dict={{edge type: {name}}}")
+            layers = [self.convs[module_key(t)] for t in by_type if t in self.edge_types] or self.convs.values()
+            check_edge_rows(self, [name.removesuffix("_dict")], layers if by_type else (), "_dict")
         given = resolve_typed(x, edges, self.edge_types, type(self).__name__)
         structures: Mapping[EdgeType, Any] = edges.csc if isinstance(edges, Block) else edges
         parts: dict[NodeType, list[Tensor]] = {}

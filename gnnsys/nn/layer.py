@@ -8,15 +8,21 @@ PyG traces it puts on a class that is both, until PyG has looked and makes its c
 from __future__ import annotations
 
 import functools
+import inspect
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 from torch.fx import Proxy
 
+from gnnsys.graph import in_words
 from gnnsys.nn.halves import Halves, RowWeights
+from gnnsys.nn.input_errors import why_unfit
 from gnnsys.nn.plain import note_written
 from gnnsys.ops import CSC
 
+_OURS = f"{__name__.partition('.')[0]}."
 _PYG_TRACER = "torch_geometric.nn.fx"
 
 
@@ -26,6 +32,35 @@ def traced_by_pyg(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         if isinstance(value, Proxy) and type(value.tracer).__module__ == _PYG_TRACER:
             return True
     return False
+
+
+def check_edge_rows(model: nn.Module, names: Iterable[str], layers: Iterable[nn.Module], suffix: str = "") -> None:
+    """ValueError for rows of edges that a model is called with and that one of its layers does not take."""
+    if torch.compiler.is_compiling():  # the layer itself refuses them then
+        return
+    for kind in {type(layer): layer for layer in layers}:
+        known = _edge_rows_of(kind)  # type: ignore[arg-type]
+        if known is None:
+            continue
+        for name in names:
+            if name not in known:
+                takes = in_words([each + suffix for each in known]) if known else "no rows of edges"
+                instead = _INSTEAD if name.startswith("num_sampled") else ""
+                raise ValueError(
+                    f"{type(model).__name__} has no argument {name + suffix!r}: {kind.__name__} takes {takes}{instead}"
+                )
+
+
+_INSTEAD = ". To trim a batch, pass num_sampled_nodes alone: the edges of each layer follow from it"
+
+
+@functools.lru_cache
+def _edge_rows_of(kind: type[nn.Module]) -> tuple[str, ...] | None:
+    """Arguments of a layer's `forward` that may have a row for each edge; None where it takes any."""
+    parameters = list(inspect.signature(kind.forward).parameters.values())
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        return None
+    return tuple(each.name for each in parameters[3:] if each.name not in ("size", "return_attention_weights"))
 
 
 class GraphLayer(nn.Module):
@@ -71,7 +106,20 @@ class GraphLayer(nn.Module):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if traced_by_pyg(args, kwargs):
             self.__class__ = _shown_to_pyg(type(self))  # type: ignore[assignment, arg-type]
-        return super().__call__(*args, **kwargs)
+        if torch.compiler.is_compiling():
+            return super().__call__(*args, **kwargs)
+        try:
+            return super().__call__(*args, **kwargs)
+        except (RuntimeError, ValueError, TypeError, AttributeError) as error:
+            is_ours = type(self).forward.__module__.startswith(_OURS)
+            if isinstance(error, torch.OutOfMemoryError) or "CUDA error" in str(error) or not is_ours:
+                raise
+            x = args[0] if args else kwargs.get("x")
+            is_said = isinstance(error, ValueError) and not isinstance(x, Tensor)  # what the layer takes instead
+            why = None if is_said else why_unfit(self, x)
+            if why is None:
+                raise
+            raise ValueError(why) from error
 
     def register_message_forward_hook(self, *_: Any) -> None:
         """PyG's `to_hetero_with_bases` weighs messages by the type of their edge."""

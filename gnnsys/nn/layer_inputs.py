@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,6 +24,7 @@ from gnnsys.ops import (
     LateRows,
     MultipliedRows,
     SummedRows,
+    check_edge_index,
     degrees,
     device_kind,
     is_captured,
@@ -108,7 +110,8 @@ def as_csc(edges: Block | CSC) -> CSC:
     if isinstance(edges, CSC):
         return edges
     if not isinstance(edges, Block):
-        raise ValueError(f"edges must be a Block, a CSC or an edge_index tensor, got {type(edges).__name__}")
+        remedy = ": pass torch.as_tensor(edges)" if isinstance(edges, (np.ndarray, list, tuple)) else ""
+        raise ValueError(f"edges must be a Block, a CSC or an edge_index tensor, got {type(edges).__name__}{remedy}")
     if len(edges.csc) != 1:
         raise ValueError(f"edges must have one edge type, this block has {list(edges.csc)}: pass block.csc[edge_type]")
     return next(iter(edges.csc.values()))
@@ -116,8 +119,7 @@ def as_csc(edges: Block | CSC) -> CSC:
 
 def from_edge_index(edge_index: Tensor, num_src: int, num_dst: int) -> tuple[CSC, Tensor | None]:
     """edge_index as CSC, remembered while the tensor lives and is not written, and the edge at each position."""
-    if edge_index.dim() != 2 or edge_index.shape[0] != 2 or edge_index.dtype not in (torch.int32, torch.int64):
-        raise ValueError(f"edge_index must be int [2, num_edges], got {list(edge_index.shape)} {edge_index.dtype}")
+    check_edge_index(edge_index)
 
     def make() -> CSC:
         least_src, least_dst, ends = STRUCTURES.find(edge_index, key=BY_DESTINATION, default=NOT_KNOWN)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gnnsys.nn.gcn import GCNConv
-from gnnsys.nn.layer import traced_by_pyg
+from gnnsys.nn.layer import check_edge_rows, traced_by_pyg
 from gnnsys.nn.layer_inputs import Edges, Rows, as_csc, from_edge_index
 from gnnsys.nn.plain import note_written
 from gnnsys.nn.sage import SAGEConv
@@ -68,6 +68,8 @@ class Stack(nn.Module):
         on; the result has rows for the seeds alone, equal to the first rows of the untrimmed one.
         """
         self._refuse_pyg((x, edges), {})
+        if edge_rows:
+            check_edge_rows(self, edge_rows, self.convs)
         if num_sampled_nodes is not None:
             x, edges = self._trim(x, edges, num_sampled_nodes, edge_rows)
         convs, norms = list(self.convs), list(self.norms)  # attributes of a module are found slowly

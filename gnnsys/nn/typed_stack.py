@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gnnsys.graph import EdgeType, NodeType, some
+from gnnsys.nn.layer import check_edge_rows
 from gnnsys.nn.stack import NORMS, check_norm
 from gnnsys.nn.typed_inputs import (
     Metadata,
@@ -91,6 +92,8 @@ class TypedStack(nn.Module):
         the untrimmed ones. `edge_attr_dict` and the like go to every layer. An edge type that is not given is one
         without edges, where both of its node types have rows.
         """
+        if edge_rows_dict:
+            check_edge_rows(self, edge_rows_dict, self.convs)
         per_layer = self._per_layer(x, edges, num_sampled_nodes, edge_rows_dict)
         rows = {t: x[t] for t in self.plan.takes if t in x}
         for index, conv in enumerate(self.convs):

@@ -32,8 +32,17 @@ from gnnsys.ops.bucket import Buckets, bucket_ids
 from gnnsys.ops.buffers import BufferPool
 from gnnsys.ops.cached_rows import gather_cached
 from gnnsys.ops.copies_together import to_host_together
-from gnnsys.ops.csc import CSC, WEIGHT, EdgeData, WholeDegrees, WholeWeights, is_captured, sorted_structures
-from gnnsys.ops.device_kind import as_if_on, device_kind, planned_kind
+from gnnsys.ops.csc import (
+    CSC,
+    WEIGHT,
+    EdgeData,
+    WholeDegrees,
+    WholeWeights,
+    check_edge_index,
+    is_captured,
+    sorted_structures,
+)
+from gnnsys.ops.device_kind import ASK_DOCTOR, as_if_on, check_device, device_kind, planned_kind
 from gnnsys.ops.device_reads import DeviceReads
 from gnnsys.ops.dropout import dropout_rows
 from gnnsys.ops.generate import class_features, planted_edges, planted_labels, random_permutation, rmat_edges
@@ -97,6 +106,7 @@ from gnnsys.ops.training_jobs import SimulatedTimes, longest_training_path, simu
 from gnnsys.ops.walks import COIN_SIDES, MAX_WALKS, count_visits, random_walks
 
 __all__ = [
+    "ASK_DOCTOR",
     "BY_DESTINATION",
     "COIN_SIDES",
     "CSC",
@@ -155,6 +165,8 @@ __all__ = [
     "bfs_order",
     "both_directions",
     "bucket_ids",
+    "check_device",
+    "check_edge_index",
     "class_features",
     "cluster_nodes",
     "collect_halo",

@@ -19,6 +19,7 @@ from torch import Tensor
 
 SMALL_BYTES = 1 << 16  # of a call, for what statements leave out
 _ROW_WORK = 1 << 14  # rows and edges that a thread takes at a time: csrc/cpu/row_work.h
+_SHARES_PER_THREAD = 4  # csrc/common/parallel.h
 _SCAN_TILE = 1 << 10  # entries per word of a scan on a device, at least
 
 
@@ -32,6 +33,11 @@ class Expected(NamedTuple):
     def threads(self, size: int, grain: int) -> int:
         """As `num_threads_for` in csrc/common/parallel.h."""
         return min(max(size // max(grain, 1), 1), self.num_threads)
+
+    def shares(self, size: int, grain: int) -> int:
+        """As `num_shares_for` in csrc/common/parallel.h."""
+        threads = self.threads(size, grain)
+        return 1 if threads == 1 else min(size // max(grain, 1), threads * _SHARES_PER_THREAD)
 
     def row_threads(self, num_rows: int, num_edges: int) -> int:
         """Threads of a loop over the rows of a CSC."""

@@ -32,7 +32,7 @@ _IDS_PER_THREAD = 1 << 14
 
 @tells_workspace("bucket_ids", "cpu")
 def _(expected: Expected, ids: Tensor, bounds: Tensor) -> int:
-    return 4 * ids.numel() + 8 * (bounds.numel() - 1) * expected.threads(ids.numel(), _IDS_PER_THREAD)
+    return 4 * ids.numel() + 8 * (bounds.numel() - 1) * expected.shares(ids.numel(), _IDS_PER_THREAD)
 
 
 @tells_workspace("bucket_ids", "cuda")

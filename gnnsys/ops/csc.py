@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -99,8 +99,7 @@ class CSC:
         Edges that come sorted by destination keep their positions: `edge_ids` is None. With `narrow`, int64 ids are
         stored as int32 where both nodes and edges fit.
         """
-        if edge_index.dim() != 2 or edge_index.shape[0] != 2:
-            raise ValueError(f"edge_index must have shape [2, num_edges], got {list(edge_index.shape)}")
+        check_edge_index(edge_index)
         num_dst = num_src if num_dst is None else num_dst
         src, dst = edge_index[0].contiguous(), edge_index[1].contiguous()
         indptr, indices, edge_ids = native.coo_to_csc(src, dst, num_src, num_dst, narrow)
@@ -249,3 +248,16 @@ def refuse_to_capture(what: str, *tensors: Tensor) -> None:
             "the very same CSC object (not an edge_index, whose contents may change from replay to replay), with "
             "gradients if the capture has them, and not in inference_mode"
         )
+
+
+def check_edge_index(edge_index: Any) -> None:
+    """ValueError, with what to write, unless these are edges in PyG's form: a tensor of ints, [2, num_edges]."""
+    if not isinstance(edge_index, Tensor):
+        remedy = "" if isinstance(edge_index, str) or edge_index is None else ": pass torch.as_tensor(edge_index)"
+        raise ValueError(f"edge_index must be a torch.Tensor, got {type(edge_index).__name__}{remedy}")
+    if edge_index.dim() != 2 or edge_index.shape[0] != 2:
+        turned = edge_index.dim() == 2 and edge_index.shape[1] == 2
+        remedy = ", one edge a row: pass edge_index.t()" if turned else ""
+        raise ValueError(f"edge_index must have shape [2, num_edges], got {list(edge_index.shape)}{remedy}")
+    if edge_index.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"edge_index must be int64 or int32, got {edge_index.dtype}: pass edge_index.long()")

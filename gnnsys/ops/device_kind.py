@@ -12,6 +12,7 @@ from contextvars import ContextVar
 import torch
 from torch import Tensor
 
+ASK_DOCTOR = "Run gnnsys doctor: it says what is missing"
 _AS_IF_ON: ContextVar[str | None] = ContextVar("gnnsys_as_if_on", default=None)
 
 
@@ -35,3 +36,21 @@ def as_if_on(device_type: str) -> Iterator[None]:
         yield
     finally:
         _AS_IF_ON.reset(token)
+
+
+def check_device(device: torch.device | str | None, name: str = "device") -> torch.device | None:
+    """The device with its number; ValueError that says what is there where it is not. `name` is the argument's."""
+    if device is None:
+        return None
+    try:
+        wanted = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"{name} must be one of torch's, such as 'cpu' or 'cuda:0', got {device!r}") from error
+    if wanted.type != "cuda":
+        return wanted
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    index = (torch.cuda.current_device() if count else 0) if wanted.index is None else wanted.index
+    if index >= count:
+        found = f"{count} CUDA devices" if count else f"no CUDA device. {ASK_DOCTOR}"
+        raise ValueError(f"{name}={str(wanted)!r} is not available here: torch finds {found}")
+    return torch.device("cuda", index)

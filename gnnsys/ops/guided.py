@@ -55,7 +55,7 @@ _SEEDS_PER_THREAD = 256
 def _(
     expected: Expected, indptr, indices, seeds, fanout, key, score, deviation, proportional, unbiased, *others
 ) -> int:  # fmt: skip
-    """What threads collect, and of a row at a time its places on either side and their keys."""
+    """What shares of the seeds collect, and of a row at a time its places on either side and their keys."""
     taken = expected.num_found
     if taken is None:
         all_of = unbiased or fanout < 0  # each edge by itself: how many come is chance

@@ -100,10 +100,10 @@ def _inner(expected: Expected, indices, dst, dst_tree, src) -> int:
     """Members by a table of ids and every edge that is looked at, or by a hash table and what was found."""
     edges = expected.edges_of(dst.numel(), indices.numel())
     found = edges if expected.num_found is None else min(expected.num_found, edges)
-    threads = expected.threads(dst.numel(), _COLUMNS_PER_THREAD)
+    shares = expected.shares(dst.numel(), _COLUMNS_PER_THREAD)
     slots = power_above(2 * src.numel(), 64)
-    by_hash = 16 * slots + slots // 2 + 2 * 16 * found + 2 * 8 * threads * expected.degree(indices.numel())
-    by_id = _BYTES_PER_ID * _DENSE_IDS_PER_EDGE * edges + 1 + 8 * (edges + threads)
+    by_hash = 16 * slots + slots // 2 + 2 * 16 * found + 2 * 8 * shares * expected.degree(indices.numel())
+    by_id = _BYTES_PER_ID * _DENSE_IDS_PER_EDGE * edges + 1 + 8 * (edges + shares)
     return by_hash if dst_tree is not None else max(by_hash, by_id)
 
 

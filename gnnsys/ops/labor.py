@@ -92,7 +92,7 @@ def _(indptr, weight):
 
 _SEEDS_PER_THREAD = 256
 _COLUMNS_PER_THREAD = 64
-_COLLECTOR_BYTES = 1 << 15  # of a thread: words of a block of sources, and segments that wait for them
+_COLLECTOR_BYTES = 1 << 15  # of a share of the seeds: words of a block of sources, and segments that wait for them
 _DENSE_IDS_PER_EDGE = 4  # sources are numbered by a table where it has at most so many ids per edge
 
 
@@ -104,7 +104,7 @@ def _(expected: Expected, indptr, indices, seeds, num_src, fanout, key, source_i
     edges = expected.edges_of(num_seeds, indices.numel())
     taken = edges if expected.num_found is None else expected.num_found
     words = 4 * num_src if fanout > 0 and tree is None and (expected.most_degree is None or edges > num_src) else 0
-    return words + 4 * num_seeds + 16 * taken + _COLLECTOR_BYTES * (expected.threads(num_seeds, _SEEDS_PER_THREAD) + 1)
+    return words + 4 * num_seeds + 16 * taken + _COLLECTOR_BYTES * (expected.shares(num_seeds, _SEEDS_PER_THREAD) + 1)
 
 
 @tells_workspace("sample_labor", "cuda")

@@ -109,15 +109,20 @@ _SHARED_FANOUT = 2048  # drawn in a device's shared memory
 _SCRATCH_LIMIT = 256 << 20
 
 
-def drawing_bytes(expected: Expected, num_seeds: int, fanout: int, lanes: int = _LANES) -> int:
-    """Of all threads: random words, ranks and the set of those that were drawn."""
+def drawing_bytes(expected: Expected, num_seeds: int, fanout: int) -> int:
+    """Scratch bytes of all threads. Each thread draws for many seeds at once."""
+    return expected.threads(num_seeds, _SEEDS_PER_THREAD) * _bytes_to_draw(fanout, _LANES)
+
+
+def _bytes_to_draw(fanout: int, lanes: int) -> int:
+    """Random words, ranks and the set of those that were drawn."""
     if fanout <= 0:
         return 0
     drawn = 0 if fanout <= _SMALL_FANOUT else 4 * power_above(2 * fanout, 128)
     words = 4 * (fanout + 3) * lanes
     ranks = 4 * fanout * (lanes if fanout <= _LANES_FANOUT else 1)
     of_one_lane = 4 * fanout if lanes > 1 else 0
-    return expected.threads(num_seeds, _SEEDS_PER_THREAD) * (words + ranks + of_one_lane + drawn)
+    return words + ranks + of_one_lane + drawn
 
 
 def choosing_bytes(num_seeds: int, fanout: int) -> int:
@@ -131,8 +136,8 @@ def _(
     expected, indptr, indices, seeds, fanout, replace, key, weight, time, node_time, time_sorted, seed_time, last,
     exclude, tree, rng_ids,
 ) -> int:  # fmt: skip
-    """Uniform draws need the seeds' rows. Others are collected by threads, which keep a row's candidates at a time;
-    arrays that grow are up to twice as long as what they hold, and three times while they grow."""
+    """Uniform draws need the seeds' rows. Others are collected by threads, which keep a row's candidates at a
+    time; arrays that grow are up to twice as long as what they hold, and three times while they grow."""
     num_seeds = seeds.numel()
     if weight is None and time is None and (exclude is None or exclude.numel() == 0):
         return 16 * num_seeds + drawing_bytes(expected, num_seeds, fanout)
@@ -144,8 +149,8 @@ def _(
     threads = expected.threads(num_seeds, _SEEDS_PER_THREAD)
     collected = 2 * 8 * expected.taken(num_seeds, fanout, indices.numel())
     most = fanout if fanout >= 0 else expected.degree(indices.numel())
-    drawing = drawing_bytes(expected, num_seeds, most, 1) if weight is None else 0
-    return collected + threads * candidate * expected.degree(indices.numel()) + drawing
+    drawing = _bytes_to_draw(most, 1) if weight is None else 0
+    return collected + threads * (candidate * expected.degree(indices.numel()) + drawing)
 
 
 @tells_workspace("sample_neighbors", "cuda")

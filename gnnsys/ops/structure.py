@@ -120,13 +120,13 @@ _INT32_MAX = 2**31 - 1
 
 
 def _grouping(expected: Expected, num_edges: int, num_groups: int, narrow: bool) -> int:
-    """A record per edge in the order of buckets, and each thread's place in each of them."""
+    """A record per edge in the order of buckets, and each share's place in each of them."""
     ids, positions = (4, 4 if num_edges <= _INT32_MAX else 8) if narrow else (8, 8)
     if num_edges * (ids + positions) + num_groups * 8 <= _SORTED_IN_CACHE:
         return 0
     record = 12 if positions == 4 else 8 + ids + positions if ids == 8 else 16
     buckets = min(max(num_edges // _BUCKET_EDGES, 1), _MOST_BUCKETS)
-    return num_edges * record + 8 * buckets * (expected.threads(num_edges, _EDGES_PER_THREAD) + 1) + 8
+    return num_edges * record + 8 * buckets * (expected.shares(num_edges, _EDGES_PER_THREAD) + 1) + 8
 
 
 def _sorting(num_edges: int, id_bytes: int, narrow: bool, makes_columns: bool) -> int:

@@ -81,11 +81,12 @@ def init(
     session._agent = agent
     try:
         session._servers.begin(Assistants.from_environment())
-        session.device = agree_on_devices(group, device)
+        devices = agree_on_devices(group, device)
+        session._use_device(devices.own, devices.num_sharing(group.rank))
         address = agree_on_address(group)
         session._uses_process_group = process_group
         session._made_process_group = make_process_group(
-            group, process_group, backend, address, timeout, session.device
+            group, process_group, backend, address, timeout, devices.places
         )
         session._servers.order(server_threads, address, encrypt)
     except BaseException:

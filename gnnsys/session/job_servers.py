@@ -20,6 +20,7 @@ from gnnsys.comm import (
     Group,
     Keys,
     Kind,
+    check_can_seal,
     default_lanes,
 )
 from gnnsys.observe import num_usable_cores
@@ -72,6 +73,7 @@ class JobServers:
             return
         group, assistants = self._group, self.assistants
         check_alike(ASSISTANTS, group.gather("assistants", "" if assistants is None else assistants.digest))
+        self._check_can_seal()
         self.keys = self._agree_on_keys()
         if assistants is not None and group.num_machines == 1:
             address = assistants.own_address()
@@ -90,6 +92,16 @@ class JobServers:
         if assistants is not None:
             peers |= dict(enumerate(assistants.endpoints.values(), start=group.num_machines))
         self._connect(peers)
+
+    def _check_can_seal(self) -> None:
+        """ValueError on every rank if one's host lacks what seals rows."""
+        problem = None
+        if self.encrypts is True:
+            try:
+                check_can_seal()
+            except ValueError as error:
+                problem = error
+        self._group.agree("sealing", problem)
 
     def _agree_on_keys(self) -> Keys:
         """Of the job. Hosts without ranks have theirs already, which are used as rank 0 is to encrypt."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -14,7 +15,8 @@ from typing import TYPE_CHECKING, Literal, TypeVar, cast
 import torch
 
 from gnnsys.comm import CURVE, LOOPBACK, Client, Group, Keys, Kind, RequestContext, read_key
-from gnnsys.sampling import check_device, check_place
+from gnnsys.ops import check_device
+from gnnsys.sampling import check_place
 from gnnsys.session.job_servers import JobServers
 from gnnsys.session.open_parts import decide, open_alone, open_in_group, open_served
 from gnnsys.session.paced_links import GivenPace, PacedLink, assisting_links, paced_link
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from gnnsys.session.sampler_processes import SamplerProcesses
 
 _T = TypeVar("_T")
+_log = logging.getLogger(__name__)
 
 OPEN_SECONDS = 900.0  # to read every file of a machine's parts once
 MOST_SAMPLERS = 64  # that one rank starts
@@ -164,6 +167,9 @@ class OpenGraphs:
                 remember=servers.remember, policy=options.policy, place=options.place, given_plan=options.plan,
                 assistants=servers.assistants, assisted=servers.assisted, samplers=options.samplers,
             )  # fmt: skip
+        if self._group.rank == 0:
+            for where, text in self.by_path[name].parts.unfit_rows.items():
+                _log.warning("%s: %s: of its rows %s. A model that reads them computes NaN", path, where, text)
         return self.by_path[name]
 
     def _start_samplers(

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 from datetime import timedelta
 
-import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
-from gnnsys.comm import DevicePlace, Group, interface_of, is_loopback, place_of
+from gnnsys.comm import DevicePlace, Group, interface_of, is_loopback
 from gnnsys.session.rank_device import choose_backend
 
 _log = logging.getLogger(__name__)
 
 
 def make_process_group(
-    group: Group, wanted: bool, backend: str | None, address: str, timeout: float, device: torch.device
+    group: Group, wanted: bool, backend: str | None, address: str, timeout: float, places: Sequence[DevicePlace]
 ) -> bool:
-    """Whether one was made. Ranks that differ would wait for each other: they are told."""
+    """Makes torch's process group if `wanted`. Returns whether it did.
+
+    Raises if ranks differ in what they want, as they would wait for each other. `places`: each rank's device.
+    """
     makes = wanted and dist.is_available() and not dist.is_initialized()
-    place = place_of(device, is_alone=group.world_size == 1)
-    told = group.gather("process group", [[makes, backend if makes else None], place])
-    choices = [choice for choice, _ in told]
+    choices = group.gather("process group", [makes, backend if makes else None])
     others = [rank for rank, choice in enumerate(choices) if choice != choices[0]]
     if others:
         raise ValueError(
@@ -34,7 +35,7 @@ def make_process_group(
     if not makes:
         return False
     if backend is None:
-        backend, why = choose_backend([DevicePlace(*found) for _, found in told], dist.is_nccl_available())
+        backend, why = choose_backend(places, dist.is_nccl_available())
         if why is not None and group.rank == 0:
             _log.warning("%s", why)
     interface = None if is_loopback(address) else interface_of(address)

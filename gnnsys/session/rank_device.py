@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import torch
 
-from gnnsys.comm import DevicePlace, Group
+from gnnsys.comm import DevicePlace, Group, place_of
+from gnnsys.ops import ASK_DOCTOR
 
 NCCL = "cpu:gloo,cuda:nccl"
 GLOO = "gloo"
@@ -25,8 +26,19 @@ class BackendChoice(NamedTuple):
     why: str | None = None
 
 
-def agree_on_devices(group: Group, wanted: torch.device | str | None) -> torch.device:
-    """The device of this rank; where one rank's does not exist, the same ValueError on all of them."""
+class RankDevices(NamedTuple):
+    """The device of this rank, and where the devices of all ranks are, in rank order."""
+
+    own: torch.device
+    places: list[DevicePlace]
+
+    def num_sharing(self, rank: int) -> int:
+        """How many ranks compute on the GPU of `rank`, itself among them."""
+        return sum(self.places[rank].is_same(place) for place in self.places)
+
+
+def agree_on_devices(group: Group, wanted: torch.device | str | None) -> RankDevices:
+    """Each rank's device, told to all; where one rank's does not exist, the same ValueError on all of them."""
     is_launched = group.world_size > 1 or "LOCAL_RANK" in os.environ
     device, problem = torch.device("cpu"), None
     try:
@@ -35,7 +47,8 @@ def agree_on_devices(group: Group, wanted: torch.device | str | None) -> torch.d
         line = str(error).splitlines()[0]
         problem = line if group.world_size == 1 else f"rank {group.rank}: {line}"
     group.agree("device", problem)
-    return device
+    place = place_of(device, is_alone=group.world_size == 1)
+    return RankDevices(device, [DevicePlace(*told) for told in group.gather("places of devices", place)])
 
 
 def find_device(wanted: torch.device | str | None, local_rank: int | None) -> torch.device:
@@ -71,7 +84,7 @@ def choose_device(wanted: torch.device | str | None, local_rank: int, num_gpus: 
     if device.type == "cpu":
         return torch.device("cpu")
     if by_turn is None or (device.index is not None and device.index >= num_gpus):
-        raise ValueError(f"device={str(wanted)!r} does not exist here: {there}")
+        raise ValueError(f"device={str(wanted)!r} does not exist here: {there}{'' if num_gpus else f'. {ASK_DOCTOR}'}")
     return by_turn if device.index is None else device
 
 

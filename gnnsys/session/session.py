@@ -24,7 +24,7 @@ from gnnsys.session.open_graphs import OPEN_SECONDS, OpenGraphs, OpenOptions
 from gnnsys.session.paced_links import GivenPace
 from gnnsys.session.planned_hosts import GivenPlan
 from gnnsys.session.torchrun_agent import TorchrunAgent
-from gnnsys.store import Policy
+from gnnsys.store import Policy, shared_by_ranks
 
 if TYPE_CHECKING:
     from gnnsys.sampling import DistGraph
@@ -53,6 +53,7 @@ class Session:
         self._made_process_group = self._uses_process_group = False
         self._servers = JobServers(group, timeout, lost_after)
         self._graphs = OpenGraphs(group, self._servers, timeout, lost_after)
+        self._memory = contextlib.ExitStack()  # what budgets of memory are told for as long as it is open
         self.before_close: list[Callable[[bool], None]] = []  # called first, last to first, with close's `wait`
         self._lock = threading.Lock()
         self._process = os.getpid()
@@ -186,6 +187,12 @@ class Session:
 
     # -- beginning and end --------------------------------------------------------------------------------------------
 
+    def _use_device(self, device: torch.device, num_ranks: int) -> None:
+        """`num_ranks` of the job compute on it, this one among them."""
+        self.device = device
+        if device.type == "cuda":
+            self._memory.enter_context(shared_by_ranks(device, num_ranks))
+
     def _make_current(self) -> None:
         _open_sessions.append(self)
 
@@ -207,6 +214,7 @@ class Session:
             later = _open_sessions[_open_sessions.index(self) + 1 :]
             _open_sessions.remove(self)
         with contextlib.ExitStack() as ends:  # called from the last to the first, each whatever the others do
+            ends.callback(self._memory.close)
             if self._agent is not None:
                 ends.callback(self._agent.close)
             ends.callback(self.group.close)

@@ -12,7 +12,7 @@ from gnnsys.store.dist_tensor import DistTensor
 from gnnsys.store.embedding import DistEmbedding
 from gnnsys.store.in_flight import InFlightWindow, SharedInFlight
 from gnnsys.store.incarnation import Life
-from gnnsys.store.memory_budget import MemoryBudget, MemoryPromise, MemoryUse, capped, limited
+from gnnsys.store.memory_budget import MemoryBudget, MemoryPromise, MemoryUse, capped, limited, shared_by_ranks
 from gnnsys.store.message_plan import CHUNK_BYTES
 from gnnsys.store.optim import RowWiseAdagrad, SparseAdagrad, SparseAdam, SparseOptimizer, SparseSGD
 from gnnsys.store.pull import PendingPull, Pull
@@ -113,6 +113,7 @@ __all__ = [
     "remote_rows",
     "rows_to_cache",
     "runs_of",
+    "shared_by_ranks",
     "short_rows_on",
     "sync_folders",
 ]

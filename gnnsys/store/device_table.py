@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from gnnsys.graph import IdsLike
 from gnnsys.ops import DeviceReads, gather_rows, read_table
 from gnnsys.store.candidates import DEVICE, Candidate, Located, Policy
 from gnnsys.store.columns import ColumnChoice, DeviceColumns
@@ -256,7 +257,7 @@ class DeviceTable:
     def __len__(self) -> int:
         return self._shape[0]
 
-    def __getitem__(self, ids: Tensor | slice) -> Tensor:
+    def __getitem__(self, ids: IdsLike | slice) -> Tensor:
         """Rows of ids on the device are there; of others, and of a slice, on the host."""
         return self.read(ids) if isinstance(ids, Tensor) and ids.is_cuda else self.table[ids]
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from gnnsys.graph import IdsLike, ids_of
 from gnnsys.store.candidates import Located, Policy, remote_positions
 from gnnsys.store.pull import PendingPull, Pull
 from gnnsys.store.source import HOST, ReadContext
@@ -93,15 +94,17 @@ class DistTensor:
 
     def pull(
         self,
-        ids: Tensor,
+        ids: IdsLike | slice,
         out: Tensor | None = None,
         columns: Tensor | None = None,
         wire_dtype: torch.dtype | None = None,
     ) -> Tensor:
-        """The rows of `ids`; see `Pull`."""
-        return self.store.pull([Pull(self.name, ids, out, columns, wire_dtype, policy=self.policy)]).result()[0]
+        """The rows of `ids`: a tensor, an array, a list, a range or a slice of row numbers, or a mask; see `Pull`."""
+        return self.store.pull(
+            [Pull(self.name, self._ids(ids), out, columns, wire_dtype, policy=self.policy)]
+        ).result()[0]
 
-    def read(self, ids: Tensor, out: Tensor | None = None) -> Tensor:
+    def read(self, ids: IdsLike | slice, out: Tensor | None = None) -> Tensor:
         """The rows of `ids`, in `out` if one is given."""
         return self.pull(ids, out)
 
@@ -115,18 +118,17 @@ class DistTensor:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __getitem__(self, ids: Tensor | slice) -> Tensor:
-        return self.pull(self._ids(ids))
+    def __getitem__(self, ids: IdsLike | slice) -> Tensor:
+        return self.pull(ids)
 
-    def __setitem__(self, ids: Tensor | slice, rows: Tensor) -> None:
+    def __setitem__(self, ids: IdsLike | slice, rows: Any) -> None:
+        rows = rows if isinstance(rows, Tensor) else torch.as_tensor(rows, device="cpu")
         self.store.push(self.name, self._ids(ids), rows).result()
 
-    def _ids(self, ids: Tensor | slice) -> Tensor:
+    def _ids(self, ids: IdsLike | slice) -> Tensor:
         if isinstance(ids, slice):
             return torch.arange(*ids.indices(self.shape[0]), device="cpu")
-        if not isinstance(ids, Tensor) or ids.dtype not in (torch.int32, torch.int64):
-            raise ValueError(f"table {self.name!r} is indexed by int32 or int64 row numbers or a slice, got {ids!r}")
-        return ids
+        return ids_of(ids, self.shape[0], f"index of table {self.name!r}", "row")
 
     def __repr__(self) -> str:
         return f"DistTensor({self.name!r}, {list(self.shape)}, {self.dtype})"

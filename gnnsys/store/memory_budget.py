@@ -10,11 +10,14 @@ A job that shares a device with others is told what it may take, and then takes 
 free is not looked at any more:
 
     left = min(cap - allocated, limit - held) - promised    `cap`: of all that this process takes, its model included
+
+Ranks of one job that draw from the same memory each take their `share` of what is left.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 import weakref
@@ -24,7 +27,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gnnsys.observe import parse_size
+from gnnsys.observe import num_local_ranks, parse_size
 from gnnsys.store.capacity import free_device_memory
 
 CAPS = "GNNSYS_MEMORY_CAP"  # in the environment: "6G", or "cuda:0=6G,cpu=2G"
@@ -51,6 +54,7 @@ class MemoryBudget:
         self.device = torch.device(device)
         self._limit, self._cap = _checked("limit", limit), _checked("cap", cap)
         self._lock = threading.RLock()
+        self._shared: list[int] = []  # among how many ranks, as sessions have counted them
         self._promises: set[MemoryPromise] = set()
         self._meters: dict[int, tuple[str, weakref.ref[Any], Callable[[Any], int]]] = {}
 
@@ -99,6 +103,22 @@ class MemoryBudget:
         if self._cap is not None:
             allowed.append(self._cap - max(held, _allocated(self.device)))
         return max(0, min(allowed) - promised)
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of the job that draw from this memory, this process among them.
+
+        The session knows which ranks share its GPU. Without a session, or for another GPU, this is an estimate from
+        torchrun's variables: it assumes that all ranks of the machine see the same GPUs.
+        """
+        if self._shared:
+            return self._shared[-1]
+        here = num_local_ranks(os.environ)
+        return here if self.device.type != "cuda" else math.ceil(here / max(1, torch.cuda.device_count()))
+
+    def share(self) -> int:
+        """Bytes of what is left that are for this rank."""
+        return self.left() // self.num_ranks
 
     def room(self) -> int:
         """Bytes that could be allocated at this moment, by whoever they were promised to: what is free, or what the cap
@@ -211,6 +231,19 @@ def capped(device: torch.device | str, cap: int | None) -> Iterator[MemoryBudget
         yield budget
     finally:
         budget.cap = before
+
+
+@contextlib.contextmanager
+def shared_by_ranks(device: torch.device | str, num_ranks: int) -> Iterator[MemoryBudget]:
+    """Has `num_ranks` of the job draw from a device, for as long as the block runs. Blocks may end in any order."""
+    if num_ranks < 1:
+        raise ValueError(f"num_ranks must be at least 1, this process itself, got {num_ranks}")
+    budget = MemoryBudget.of(device)
+    budget._shared.append(num_ranks)
+    try:
+        yield budget
+    finally:
+        budget._shared.remove(num_ranks)
 
 
 def _checked(name: str, bytes: int | None) -> int | None:

@@ -88,7 +88,7 @@ OUR_MISTAKES = ("AssertionError", "AttributeError", "ImportError", "KeyError", "
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_case_runs_and_fills_its_rows(case: Case):
-    """A peer that is not here or cannot do the work (DGL's attention on x86-64) is a row that says so."""
+    """A peer that is not here or cannot do the work is a row that says so."""
     report = Report("test", quick=True)
     measured = measure(case, RoundLimits(least=1, most=1))
     rows = report.add(case, measured)

@@ -47,7 +47,7 @@ def test_batches_are_the_hosts_wherever_parts_lie(tmp_path: Path, owner: list[in
             sampler = GuidedSampler(graph, [10, 5], requester=0)
             sampler.use(some_scores(graph, 0), at=(0, 2), columns=COLUMNS)
             own = graph.book.part_range(0, NODE)
-            seeds = torch.arange(own.start, own.stop)[:1500]
+            seeds = graph.from_global(range(own.start, own.stop)[:1500])
             loader = NeighborLoader(graph, sampler=sampler, input_nodes=seeds, batch_size=256, device=device)
             found = list(loader)
             bytes_over_bus = [record.bytes.get("device", 0) for record in loader.trace()]

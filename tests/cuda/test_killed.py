@@ -22,7 +22,8 @@ import hashlib, json, os, select, signal, sys, time, torch, gnnsys
 session = gnnsys.init(timeout=120, lost_after=10, process_group=False)
 graph = gnnsys.open(sys.argv[1], **({} if sys.argv[2] == "cpu" else {"device": "cuda:0"}))
 loader = gnnsys.NeighborLoader(
-    graph, [6, 4], input_nodes=torch.arange(graph.num_nodes())[session.rank :: 2], batch_size=8, shuffle=True, seed=3
+    graph, [6, 4], input_nodes=graph.from_global(range(session.rank, graph.num_nodes(), 2)), batch_size=8,
+    shuffle=True, seed=3,
 )
 pids = session.group.gather("pids", os.getpid())
 
@@ -54,7 +55,8 @@ unbroken = digests()
 told = {"batches": len(unbroken)}
 loader.close()
 loader = gnnsys.NeighborLoader(
-    graph, [6, 4], input_nodes=torch.arange(graph.num_nodes())[session.rank :: 2], batch_size=8, shuffle=True, seed=3
+    graph, [6, 4], input_nodes=graph.from_global(range(session.rank, graph.num_nodes(), 2)), batch_size=8,
+    shuffle=True, seed=3,
 )
 told["is equal"] = digests(lambda: end(server())) == unbroken
 session.barrier()

@@ -365,7 +365,7 @@ def test_a_loader_of_parts_gives_the_hosts_batches(tmp_path: Path, place: str) -
     write_parts(whole, assign(whole, 3), tmp_path / "p")
     with init(process_group=False) as session:
         graph = session.open(tmp_path / "p", device="cuda", place=place)
-        options = {"input_nodes": torch.arange(1500), "batch_size": 256, "shuffle": True}
+        options = {"input_nodes": graph.from_global(range(1500)), "batch_size": 256, "shuffle": True}
         graph.place_on(torch.device("cuda", 0))
         there = NeighborLoader(graph, sampler=LaborSampler(graph, [10, 5]), **options)
         here = NeighborLoader(graph, sampler=LaborSampler(graph, [10, 5], device="cpu"), device="cpu", **options)

@@ -131,7 +131,8 @@ def test_typed_hops_in_one_call_are_the_hosts(tmp_path: Path, place: str, num_pa
 def test_a_loader_of_an_opened_graph_gives_the_hosts_batches(large_parts: Path, place: str, num_threads) -> None:
     with init(process_group=False) as session:
         graph = session.open(large_parts, device="cuda", place=place)
-        options: dict[str, Any] = {"input_nodes": torch.arange(3000), "batch_size": 256, "shuffle": True, "seed": 4}
+        options: dict[str, Any] = {"batch_size": 256, "shuffle": True, "seed": 4}
+        options["input_nodes"] = graph.from_global(range(3000))
         there = NeighborLoader(graph, [10, 5], num_threads=num_threads, **options)
         here = NeighborLoader(graph, [10, 5], device="cpu", num_threads=0, **options)
         for _ in range(2):
@@ -152,7 +153,7 @@ def test_every_option_of_a_loader_agrees_on_parts(tmp_path: Path, place: str, op
     with init(process_group=False) as session:
         parts = session.open(tmp_path / "p", device="cuda", place=place)
         if "input_nodes" in options:
-            options["input_nodes"] = parts.global_ids(options["input_nodes"].long())
+            options["input_nodes"] = parts.from_original(options["input_nodes"].long())
         make = partial(NeighborLoader, parts, [5, 3], batch_size=32, shuffle=True, **options)
         there, here = list(make()), list(make(device="cpu", num_threads=0))
         assert len(there) == len(here) > 1 and all(batch.x.device == CUDA for batch in there)
@@ -226,7 +227,7 @@ def test_files_are_given_back_at_close_and_ten_opens_leave_no_growth(large_parts
             assert files is not None and files.nbytes > 0
             view = files.view(graph.parts.part(0).node_data["node"]["x"])
             assert view is not None and view.is_pinned()
-            loader = NeighborLoader(graph, [5, 5], input_nodes=torch.arange(500), batch_size=100)
+            loader = NeighborLoader(graph, [5, 5], input_nodes=graph.from_global(range(500)), batch_size=100)
             next(iter(loader))
         assert not view.is_pinned() and files.nbytes == 0
         del graph, loader, session, files, view
@@ -246,7 +247,7 @@ def test_more_than_may_be_locked_is_refused_and_auto_then_takes_the_host(large_p
     with init(process_group=False) as session:
         graph = session.open(large_parts, device=CUDA)
         assert graph.placed is not None and graph.placed.place == "host" and "are allowed" in graph.placed.why
-        batch = next(iter(NeighborLoader(graph, [5], input_nodes=torch.arange(50), batch_size=50)))
+        batch = next(iter(NeighborLoader(graph, [5], input_nodes=graph.from_global(range(50)), batch_size=50)))
         assert batch.x.device == CUDA
 
 
@@ -281,10 +282,14 @@ def test_what_cannot_be_computed_is_cached_by_what_the_first_epoch_asked_for(lar
         def make(device: str | None) -> NeighborLoader | LinkNeighborLoader:
             options: dict[str, Any] = {"batch_size": 256, "shuffle": True, "seed": 4, "device": device}
             if kind == "links":
-                return LinkNeighborLoader(graph, [10, 5], edge_label_index=torch.arange(2000).view(2, 1000), **options)
+                links = graph.from_global(torch.arange(2000).view(2, 1000))
+                return LinkNeighborLoader(graph, [10, 5], edge_label_index=links, **options)
             ours = NeighborSampler(graph, [10, 5], device=device)
             return NeighborLoader(
-                graph, sampler=lambda _, seeds, key: ours.sample(seeds, key=key), input_nodes=range(3000), **options
+                graph,
+                sampler=lambda _, seeds, key: ours.sample(seeds, key=key),
+                input_nodes=graph.from_global(range(3000)),
+                **options,
             )
 
         there, here = make(None), make("cpu")
@@ -302,7 +307,7 @@ def test_a_cache_follows_seeds_that_have_moved_while_other_batches_are_loaded(la
         graph = session.open(large_parts, device=CUDA, place="structure", cache=1 << 20)
         table = graph.read_by(CUDA, graph.store.tensor("node/node/x"))
         assert isinstance(table, DeviceTable)
-        loader = NeighborLoader(graph, [2], input_nodes=torch.arange(20_000), batch_size=500, num_threads=2)
+        loader = NeighborLoader(graph, [2], input_nodes=graph.from_global(range(20_000)), batch_size=500, num_threads=2)
         before = set(table.cached_rows().tolist())
         assert before
         keeper, rows = graph.cache_keeper, graph.store.tensor("node/node/x")
@@ -330,7 +335,7 @@ def test_files_that_cannot_be_locked_are_read_from_a_copy_that_ranks_share(large
             graph = session.open(large_parts, device=CUDA, place=place)
             assert graph.placed is not None and "from shared memory, as CUDA refuses" in graph.placed.why
             assert graph.registered is not None and 0 < graph.registered.copied_bytes == graph.registered.nbytes
-            options: dict[str, Any] = {"input_nodes": torch.arange(1000), "batch_size": 256}
+            options: dict[str, Any] = {"input_nodes": graph.from_global(range(1000)), "batch_size": 256}
             for a, b in zip(
                 NeighborLoader(graph, [10, 5], **options),
                 NeighborLoader(graph, [10, 5], device="cpu", **options),
@@ -343,7 +348,7 @@ def test_a_loader_sets_room_for_its_batches_aside_before_parts_are_placed(large_
     with init(process_group=False) as session:
         graph = session.open(large_parts)
         budget = MemoryBudget.of(CUDA)
-        loader = NeighborLoader(graph, [10, 5], input_nodes=torch.arange(1000), batch_size=256, device=CUDA)
+        loader = NeighborLoader(graph, [10, 5], input_nodes=graph.from_global(range(1000)), batch_size=256, device=CUDA)
         promised = [use.bytes for use in budget.uses() if use.what == "batches of a loader"]
         batch = next(iter(loader))
         held = sum(t.nbytes for t in batch.tensors())

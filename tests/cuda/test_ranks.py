@@ -160,3 +160,22 @@ def test_transfers_between_gpus_come_behind_what_makes_rows_and_before_what_read
 
     with patch.object(device_link, "_are_different", lambda *_: True):
         assert run_threads(2, work) == [[True] * 20] * 2
+
+
+MEMORY = """
+import os
+import gnnsys
+from gnnsys.comm import place_of
+from gnnsys.store import MemoryBudget
+on_cpu = os.environ["RANK"] == "2"
+with gnnsys.init(timeout=60, device="cpu" if on_cpu else None) as session:
+    device = session.device
+    print(device, MemoryBudget.of(device).num_ranks, "cpu" if on_cpu else place_of(device).device)
+"""
+
+
+def test_ranks_that_see_one_gpu_share_its_memory_and_a_rank_on_the_cpu_has_none_of_it():
+    environment = {"CUDA_VISIBLE_DEVICES": "0"}
+    first, second, third = (ended.stdout.split() for ended in run_ranks(MEMORY, [3], environment=environment))
+    assert first[:2] == ["cuda:0", "2"] and first[2].startswith("GPU-") and second == first
+    assert third == ["cpu", "3", "cpu"], "host memory is for all three"

@@ -106,7 +106,7 @@ def test_an_index_out_of_range_names_the_argument_and_the_first_position(row, na
 
 
 def test_malformed_edge_indices_are_refused():
-    with pytest.raises(ValueError, match="int32 or int64"):
+    with pytest.raises(ValueError, match="int64 or int32"):
         CSC.from_edge_index(torch.zeros(2, 4).cuda(), 4)
     with pytest.raises(ValueError, match="num_src and num_dst"):
         CSC.from_edge_index(torch.zeros(2, 0, dtype=torch.int64).cuda(), -1)

@@ -26,7 +26,7 @@ def test_parts_that_are_whole_are_compared_with_their_checksums(parts: Path):
     sizes = sum(file.stat().st_size for file in parts.glob("part-*/*"))
     assert (facts.num_parts, facts.parts, facts.problems) == (2, (0, 1), ())
     assert facts.size == facts.checked == sizes and facts.disk
-    assert [each.state for each in judge_parts(facts, 1 << 40)] == [OK] * 3
+    assert [each.state for each in judge_parts(facts, 1 << 40)] == [OK] * 4
 
 
 def test_a_damaged_file_is_named(parts: Path):
@@ -58,18 +58,18 @@ def test_a_folder_without_parts_is_refused(tmp_path: Path, parts: Path):
 
 @pytest.mark.parametrize("disk", ["nfs4", "lustre", "ceph", "cifs", "fuse.sshfs", "beegfs", "9p"])
 def test_a_network_disk_is_worth_a_word(disk: str):
-    found = judge_parts(replace(WELL, disk=disk), None)[1]
+    found = judge_parts(replace(WELL, disk=disk), None)[2]
     assert found.state == ADVICE and f"{disk}, a network disk" in str(found) and "gnnsys push parts" in found.remedy
 
 
 @pytest.mark.parametrize("disk", ["ext4", "xfs", "overlay", "tmpfs", "btrfs", "fuse.fuse-overlayfs", None])
 def test_a_local_disk_is_well(disk: str | None):
-    assert judge_parts(replace(WELL, disk=disk), None)[1].state == OK
+    assert judge_parts(replace(WELL, disk=disk), None)[2].state == OK
 
 
 def test_more_parts_than_memory_are_worth_a_word():
-    assert judge_parts(WELL, 99)[2].state == ADVICE and judge_parts(WELL, 100)[2].state == OK
-    assert "100 B of parts, 99 B of memory" in str(judge_parts(WELL, 99)[2])
+    assert judge_parts(WELL, 99)[3].state == ADVICE and judge_parts(WELL, 100)[3].state == OK
+    assert "100 B of parts, 99 B of memory" in str(judge_parts(WELL, 99)[3])
     assert "0,1 of 4 parts, 9 files" in str(judge_parts(WELL, 100)[0])
 
 
@@ -84,3 +84,11 @@ def test_the_file_system_is_that_of_the_longest_mount_point(tmp_path: Path):
     assert disk_of(Path("/data/my disk/parts"), mounts) == "xfs"
     assert disk_of(Path("/database"), mounts) == "ext4"
     assert disk_of(Path("/"), tmp_path / "nowhere") is None
+
+
+def test_whether_your_own_ids_can_be_looked_up_is_said(parts: Path):
+    found = judge_parts(read_parts(str(parts)), None)[1]
+    assert found.state == OK and "graph.from_original looks up your ids of nodes; edges too" in str(found)
+    found = judge_parts(replace(WELL, finds_nodes=False, finds_edges=False), None)[1]
+    assert found.state == ADVICE and "no table of your ids of nodes; of edges they were left out" in str(found)
+    assert "gnnsys partition SOURCE" in found.remedy

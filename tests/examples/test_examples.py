@@ -46,13 +46,18 @@ def test_node_classification_trains_every_model_on_parts(model, epochs, tmp_path
     assert example("node_classification").main(options) > 0.6
 
 
-def test_node_classification_goes_on_from_its_last_checkpoint(tmp_path):
-    options = ["sbm-1k", "--batch-size", "32", "--fanout", "5", "5", "--save-every", "3", "--checkpoints"]
+def test_node_classification_goes_on_from_its_last_checkpoint(tmp_path, capsys):
+    """Four steps an epoch: one checkpoint is of the middle of an epoch, the other of the last step of all."""
+    options = ["sbm-1k", "--batch-size", "32", "--fanout", "5", "5", "--checkpoints"]
     train = example("node_classification").main
-    whole = train([*options, str(tmp_path / "whole"), "--epochs", "2"])
-    train([*options, str(tmp_path / "cut"), "--epochs", "1"])
+    to_the_end = [*options, str(tmp_path / "whole"), "--epochs", "2", "--save-every", "4"]
+    whole = train(to_the_end)
+    train([*options, str(tmp_path / "cut"), "--epochs", "1", "--save-every", "3"])
     assert list((tmp_path / "cut").glob("step-*")), "it has saved"
-    assert train([*options, str(tmp_path / "cut"), "--epochs", "2"]) == whole
+    assert train([*options, str(tmp_path / "cut"), "--epochs", "2", "--save-every", "3"]) == whole
+    assert "resumed from step 3 (epoch 1)" in capsys.readouterr().out
+    assert train(to_the_end) == whole
+    assert re.search(r"resumed from step 8 \(epoch 2\)\nepoch   2  val 0\.\d+\n", capsys.readouterr().out)
 
 
 def test_guided_training_reads_less_of_other_machines_and_learns_as_well(tmp_path):

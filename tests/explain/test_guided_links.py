@@ -96,10 +96,8 @@ def test_bad_use_says_what_to_do(parts: Path) -> None:
     with pytest.raises(ValueError, match="guide must be a"):
         gnnsys.LinkNeighborLoader(graph, [2], guide="gradient")  # type: ignore[arg-type]
     with trainers(parts, (0, 1)) as graphs, pytest.raises(ValueError, match="most seeds of this trainer are of part 1"):
-        elsewhere = graphs[0].book.part_range(1)
-        gnnsys.LinkNeighborLoader(
-            graphs[0], [2], edge_label_index=torch.full((2, 3), elsewhere.start), batch_size=1, guide=guide
-        )
+        links = graphs[0].from_global(torch.full((2, 3), graphs[0].book.part_range(1).start))
+        gnnsys.LinkNeighborLoader(graphs[0], [2], edge_label_index=links, batch_size=1, guide=guide)
 
 
 def test_pygs_loaders_name_the_loader_that_takes_a_guide(parts: Path) -> None:

@@ -210,7 +210,7 @@ def test_the_weights_of_a_round_are_in_a_checkpoint_or_it_is_refused(graph) -> N
 
 def test_a_rank_without_seeds_and_a_process_that_cannot_begin_keep_nobody_from_training(graph, monkeypatch) -> None:
     guide = Guide(model=MODEL, pools=2, every=1)
-    none = gnnsys.Seeds(torch.empty(0, dtype=torch.int64), "node", largest=24, total=24)
+    none = gnnsys.Seeds(graph.from_original([]), "node", largest=24, total=24)
     loader = make_loader(graph, guide, input_nodes=none)
     model, deadline = sage(), time.monotonic() + SECONDS
     for _ in loader:

@@ -106,7 +106,7 @@ def test_a_record_of_another_loader_is_refused(run: Recorded, tmp_path: Path) ->
             guide.close()
 
         make()  # as it was recorded
-        half = gnnsys.split(graphs[0], torch.arange(400) % 2 == 0)
+        half = gnnsys.split(graphs[0], graphs[0].from_global(torch.arange(400) % 2 == 0))
         for name, value in {
             "batch_size": 5, "seed": 1, "shuffle": False, "drop_last": True, "num_neighbors": [4, 3]
         }.items():  # fmt: skip

@@ -11,7 +11,21 @@ import torch
 from torch import nn
 
 from gnnsys.nn import GATConv, GCNConv, GINConv, RGCNConv, SAGEConv
-from tests.fullgraph.customised import FEATURES, OUT, TYPES, VOID, WIDTH, Case, bins, check, check_infer, make_graph
+from tests.fullgraph.customised import (
+    FEATURES,
+    OUT,
+    TYPES,
+    VOID,
+    WIDTH,
+    Case,
+    bins,
+    check,
+    check_infer,
+    compare,
+    expected,
+    make_graph,
+    wanted,
+)
 from tests.support.customise import CHANGES, OF_THE_LAYER
 
 GRAPH = make_graph()
@@ -128,3 +142,30 @@ def test_a_module_that_is_in_the_list_twice_gets_the_gradients_of_both_places():
             layers += [layers[1], layers[0], layers[2]]
             assert judged(what, Case(layers, GRAPH, edges, options=bins(3))) == ""
             assert judged(what, Case(layers, GRAPH, edges, 2, RANKS)) == ""
+
+
+def equal_rows_at_a_kink() -> Case:
+    """Normalised equal rows are zeros, or what rounding leaves of their mean: there the slope of a ReLU jumps."""
+    torch.manual_seed(0)
+    conv = SAGEConv(WIDTH, WIDTH, aggr="sum", root_weight=False)
+    layers = [layer.double() for layer in (conv, nn.BatchNorm1d(WIDTH), nn.LeakyReLU(0.1))]
+    return Case(layers, make_graph(num_nodes=60, num_edges=0))
+
+
+def test_a_sign_that_rounding_decides_is_no_wrong_gradient():
+    case = equal_rows_at_a_kink()
+    for options in ({}, bins(5)):
+        case.options = options
+        assert check(case) == ""
+
+
+@pytest.mark.parametrize("name", ["1.bias", "rows", "x"])
+def test_the_comparison_notices_a_small_error_where_rounding_decides_nothing(name):
+    at_kink = name == "rows"  # rows are as sure there as elsewhere
+    case = equal_rows_at_a_kink() if at_kink else Case(made(lambda: GCNConv(WIDTH, OUT), nn.LeakyReLU), GRAPH)
+    got, nodes = expected(case, change=False), torch.arange(case.graph.num_nodes())
+    compare(got, wanted(case, change=False), nodes, "unchanged")
+    changed = {"rows": got.rows, "x": got.x_grad}.get(name, got.grads.get(name))
+    changed[-1] += 1e-7 * (1 if at_kink else changed.abs().max())
+    with pytest.raises(AssertionError, match="off by"):
+        compare(got, wanted(case, change=False), nodes, "changed")

@@ -36,13 +36,14 @@ PYG_NODES: dict[str, dict[str, Any]] = {
     "transform": {"transform": lambda data: data.update({"twice": data.x * 2})},
     "filter in workers": {"filter_per_worker": True, "num_workers": 1},
 }
+LEAK_FREE: dict[str, Any] = {"exclude_supervision": True}
 PYG_LINKS: dict[str, dict[str, Any]] = {
     "no negatives": {},
     "binary": {"neg_sampling": "binary"},
     "ratio": {"neg_sampling_ratio": 2.0},
     "triplet": {"neg_sampling": {"mode": "triplet", "amount": 2}},
     "times": {"time_attr": "time", "edge_label_time": LINK_TIMES, "neg_sampling": "binary"},
-    "supervision kept": {"exclude_supervision": False, "neg_sampling": "binary", "shuffle": True},
+    "supervision kept": {"exclude_supervision": None, "neg_sampling": "binary", "shuffle": True},
 }
 PYG_TYPED: dict[str, dict[str, Any]] = {
     "uniform": {},
@@ -62,14 +63,14 @@ def pyg_nodes(graph: str, options: dict[str, Any], folder: Path, *, seed: int | 
 
 def pyg_links(options: dict[str, Any], folder: Path) -> Values:
     torch.manual_seed(3)
-    given: dict[str, Any] = {"num_neighbors": [3, 2], "batch_size": 12, "seed": 7} | options
+    given: dict[str, Any] = {"num_neighbors": [3, 2], "batch_size": 12, "seed": 7, **LEAK_FREE} | options
     return epochs(gnnsys.pyg.LinkNeighborLoader(to_pyg(plain()), edge_label_index=LINKS, **given))
 
 
 def pyg_typed_links(folder: Path) -> Values:
     torch.manual_seed(3)
     index = (WRITES, typed().edge_index(WRITES)[:, :40])
-    options: dict[str, Any] = {"neg_sampling": "binary", "batch_size": 12, "shuffle": True, "seed": 7}
+    options: dict[str, Any] = {"neg_sampling": "binary", "batch_size": 12, "shuffle": True, "seed": 7, **LEAK_FREE}
     return epochs(gnnsys.pyg.LinkNeighborLoader(to_pyg(typed()), [3, 2], edge_label_index=index, **options))
 
 
@@ -93,7 +94,7 @@ def pyg_parts(name: str, options: dict[str, Any], folder: Path) -> Values:
     torch.manual_seed(3)
     with gnnsys.init(process_group=False):
         graph = gnnsys.open(parts_of(name, folder))
-        seeds: Any = graph.global_ids(SEEDS) if name == "plain" else ("paper", graph.global_ids(PAPERS, "paper"))
+        seeds: Any = graph.from_original(SEEDS) if name == "plain" else graph.from_original(PAPERS, "paper")
         return epochs(gnnsys.pyg.NeighborLoader(graph, [4, 3], input_nodes=seeds, batch_size=16, seed=7, **options))
 
 
@@ -102,7 +103,7 @@ def pyg_links_of_parts(folder: Path) -> Values:
     with gnnsys.init(process_group=False):
         graph = gnnsys.open(parts_of("plain", folder))
         links = gnnsys.split(graph, None, type=("node", "to", "node"))
-        options: dict[str, Any] = {"neg_sampling": "binary", "batch_size": 400, "shuffle": True, "seed": 7}
+        options: dict[str, Any] = {"neg_sampling": "binary", "batch_size": 400, "shuffle": True, "seed": 7, **LEAK_FREE}
         return epochs(gnnsys.pyg.LinkNeighborLoader(graph, [2], edge_label_index=links, **options), 1)
 
 
@@ -188,7 +189,7 @@ def dgl_parts(name: str, folder: Path) -> Values:
             sampler, seeds = gnnsys.dgl.NeighborSampler([3, 4], prob="w", **FEATURES), gnnsys.split(graph, "train")
         else:
             sampler = gnnsys.dgl.NeighborSampler(BY_LAYER, **TYPED_FEATURES)
-            seeds = {"paper": graph.global_ids(PAPERS, "paper")}
+            seeds = graph.from_original({"paper": PAPERS})
         return epochs(gnnsys.dgl.DataLoader(graph, seeds, sampler, batch_size=16, seed=4, shuffle=True))
 
 

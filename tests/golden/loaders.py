@@ -58,7 +58,6 @@ NODES: dict[str, dict[str, Any]] = {
     "uniform": {},
     "all neighbours": {"num_neighbors": [-1, -1]},
     "all then some": {"num_neighbors": [-1, 2]},
-    "three hops, one empty": {"num_neighbors": [3, 0, 2]},
     "one seed a batch": {"batch_size": 1, "num_neighbors": [2]},
     "other seed": {"seed": 11},
     "replace": {"replace": True},

@@ -49,7 +49,7 @@ LINKS_ON_PARTS = ("binary", "by weight", "two of each", "times, binary", "disjoi
 def nodes(name: str, folder: Path) -> Values:
     with gnnsys.init(process_group=False):
         graph = gnnsys.open(parts_of("plain", folder))
-        return epochs(node_loader(graph, NODES[name], input_nodes=graph.global_ids(SEEDS)))
+        return epochs(node_loader(graph, NODES[name], input_nodes=graph.from_original(SEEDS)))
 
 
 def nodes_of_a_share(folder: Path) -> Values:
@@ -61,19 +61,19 @@ def nodes_of_a_share(folder: Path) -> Values:
 def resumed_nodes(folder: Path) -> Values:
     with gnnsys.init(process_group=False):
         graph = gnnsys.open(parts_of("plain", folder))
-        return resumed(lambda: node_loader(graph, {"shuffle": True}, input_nodes=graph.global_ids(SEEDS)), folder)
+        return resumed(lambda: node_loader(graph, {"shuffle": True}, input_nodes=graph.from_original(SEEDS)), folder)
 
 
 def typed_nodes(options: dict[str, Any], folder: Path) -> Values:
     with gnnsys.init(process_group=False):
         graph = gnnsys.open(parts_of("typed", folder, 2))
-        return epochs(node_loader(graph, options, input_nodes=("paper", graph.global_ids(PAPERS, "paper"))))
+        return epochs(node_loader(graph, options, input_nodes=graph.from_original(PAPERS, "paper")))
 
 
 def links(name: str, folder: Path) -> Values:
     with gnnsys.init(process_group=False):
         graph = gnnsys.open(parts_of("plain", folder))
-        index = graph.global_ids(LINKS.reshape(-1)).view(2, -1)
+        index = graph.from_original(LINKS)
         return epochs(link_loader(graph, LINK_OPTIONS[name], edge_label_index=index))
 
 

@@ -22,7 +22,8 @@ def refuse(*_):
         print("asked to end, at", time.monotonic(), file=sys.stderr, flush=True)
         time.sleep(0.02)
 signal.signal(signal.SIGTERM, refuse)
-print("hello from", rank, sys.argv[1:], os.environ["COLOUR"], os.environ["THP_MEM_ALLOC_ENABLE"], flush=True)
+print("hello from", rank, sys.argv[1:], os.environ["COLOUR"], os.environ["THP_MEM_ALLOC_ENABLE"],
+      os.environ["GOMP_SPINCOUNT"], flush=True)
 if rank == 0:
     open(os.environ["UP"], "w")
 if rank == 1:
@@ -50,6 +51,8 @@ def package_is_found(monkeypatch, tmp_path):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.delenv(name, raising=False)
 
 
 def test_lines_have_their_rank_and_the_first_that_fails_is_named_with_its_traceback_and_code(tmp_path):
@@ -60,7 +63,7 @@ def test_lines_have_their_rank_and_the_first_that_fails_is_named_with_its_traceb
     command += [str(script), "--epochs", "3$$"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS_AFTER)
     assert done.returncode == 7
-    greetings = [f"localhost:{rank} | hello from {rank} ['--epochs', '3$$'] red 1" for rank in range(2)]
+    greetings = [f"localhost:{rank} | hello from {rank} ['--epochs', '3$$'] red 1 10000" for rank in range(2)]
     assert sorted(done.stdout.splitlines()) == greetings
     last = done.stderr.splitlines()
     assert last[-1] == "gnnsys launch: rank 1 on localhost failed first, with exit code 7: Planted: on purpose"

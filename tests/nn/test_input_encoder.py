@@ -28,7 +28,8 @@ def parts(tmp_path_factory) -> Iterator[gnnsys.DistGraph]:
 
 
 def a_batch(graph: gnnsys.Graph | gnnsys.DistGraph) -> gnnsys.Batch:
-    loader = gnnsys.NeighborLoader(graph, [4, 4], input_nodes=("paper", torch.arange(30)), batch_size=30)
+    papers = graph.from_global(torch.arange(30), "paper")
+    loader = gnnsys.NeighborLoader(graph, [4, 4], input_nodes=papers, batch_size=30)
     (batch,) = loader
     loader.close()
     return batch

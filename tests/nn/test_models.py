@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from gnnsys.nn import GAT, GCN, GIN, RGCN, GCNConv, GraphSAGE
-from gnnsys.nn.stack import hop_prefixes
+from gnnsys.nn import GAT, GCN, GIN, HGT, RGCN, GATConv, GCNConv, GraphSAGE, HeteroConv, SAGEConv
+from gnnsys.nn.stack import Stack, hop_prefixes
 from gnnsys.ops import CSC
+from tests.support.grid import grid
 
 
 @pytest.mark.parametrize("name, option", [("GraphSAGE", {}), ("GCN", {}), ("GAT", {"heads": 2})])
@@ -156,3 +157,51 @@ def test_what_a_batch_knows_of_its_hops_spares_looking_at_its_edges():
     assert [layer.num_dst for layer in hop_prefixes(short, [2, 3, 4], 2)] == [5, 2]
     with pytest.raises(ValueError, match="asks for 9 destinations, but edges has 5"):
         hop_prefixes(short, [2, 3, 4], 3)
+
+
+EDGES, TYPED = torch.tensor([[0, 1], [1, 0]]), ("a", "to", "a")
+REFUSED = {  # call, what is said
+    "edges of hops": (
+        lambda x: GraphSAGE(12, 8, 2)(x, EDGES, num_sampled_nodes=[2, 0, 0], num_sampled_edges=[2, 0]),
+        r"GraphSAGE has no argument 'num_sampled_edges': SAGEConv takes no rows of edges\. .*num_sampled_nodes alone",
+    ),
+    "PyG's word": (
+        lambda x: GAT(12, 8, 2)(x, EDGES, num_sampled_nodes_per_hop=[2, 0, 0]),
+        "GAT has no argument 'num_sampled_nodes_per_hop': GATConv takes edge_attr. .*num_sampled_nodes alone",
+    ),
+    "another layer's rows": (
+        lambda x: GCN(12, 8, 2)(x, EDGES, edge_attr=torch.ones(2, 1)),
+        "GCN has no argument 'edge_attr': GCNConv takes edge_weight$",
+    ),
+    "no rows of edges at all": (
+        lambda x: GAT(12, 8, 2)(x, EDGES, return_attention_weights=True),
+        "GAT has no argument 'return_attention_weights'",
+    ),
+    "nodes of hops by type, of a typed layer": (
+        lambda x: HeteroConv({TYPED: GATConv(12, 8)})({"a": x}, {TYPED: EDGES}, num_sampled_nodes_dict={"a": [2, 0]}),
+        "HeteroConv has no argument 'num_sampled_nodes_dict': GATConv takes edge_attr_dict",
+    ),
+    "edges of hops by type": (
+        lambda x: HeteroConv({TYPED: SAGEConv(12, 8)})({"a": x}, {TYPED: EDGES}, num_sampled_edges_dict={TYPED: [2]}),
+        "HeteroConv has no argument 'num_sampled_edges_dict': SAGEConv takes no rows of edges",
+    ),
+    "a typed model without rows of edges": (
+        lambda x: HGT(12, 8, 2, metadata=(["a"], [TYPED]))({"a": x}, {TYPED: EDGES}, edge_attr_dict={TYPED: x}),
+        "HGT has no argument 'edge_attr_dict': HGTConv takes no rows of edges",
+    ),
+}
+
+
+@grid(case=REFUSED)
+def test_a_keyword_that_no_layer_takes_is_refused_by_name(case):
+    call, said = case
+    with pytest.raises(ValueError, match=said):
+        call(torch.ones(2, 12))
+
+
+def test_a_layer_of_a_users_own_may_take_whatever_it_is_given():
+    class Own(nn.Module):
+        def forward(self, *args, **kwargs):
+            return args[0] * kwargs["scale"]
+
+    assert torch.equal(Stack([Own()], [12], None, 0.0)(torch.ones(2, 12), EDGES, scale=3), torch.full((2, 12), 3.0))

@@ -128,7 +128,7 @@ def test_a_state_dict_gives_the_same_in_memory_and_on_parts(tmp_path: Path):
     of_parts = RGCN(None, 8, 2, 3, metadata=parts, targets=["paper"])
     of_parts.load_state_dict(whole.state_dict())
     assert set(of_parts.state_dict()) == set(whole.state_dict())
-    loader = gnnsys.NeighborLoader(parts, [-1, -1], input_nodes=("paper", seeds), batch_size=60)
+    loader = gnnsys.NeighborLoader(parts, [-1, -1], input_nodes=parts.from_global(seeds, "paper"), batch_size=60)
     batch = next(iter(loader))
     ids = {t: batch[t].n_id.long() for t in graph.node_types}
     original = parts.original_ids(ids["paper"][:60], "paper")

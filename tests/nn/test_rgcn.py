@@ -63,7 +63,7 @@ def test_a_graph_without_edges_leaves_root_and_bias(rows):
 def test_a_relation_out_of_range_is_refused(edge_index, edge_type, rows, bad):
     edge_type[7] = bad
     with pytest.raises(ValueError, match=r"edge_type must be in \[0, 6\)"):
-        RGCNConv(12, 6, NUM_RELATIONS)(rows(40, 12), edge_index, edge_type)
+        RGCNConv(12, 6, NUM_RELATIONS)(rows(40, 12).float(), edge_index, edge_type)
 
 
 def test_two_decompositions_at_once_are_refused():

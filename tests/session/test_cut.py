@@ -32,7 +32,8 @@ def pull(graph):  # of the other host too, whatever is kept
 
 def digests(graph, say):
     found = []
-    options = {"input_nodes": torch.arange(graph.num_nodes())[session.rank :: 2], "shuffle": True, "seed": 1}
+    mine = graph.from_global(torch.arange(graph.num_nodes())[session.rank :: 2])
+    options = {"input_nodes": mine, "shuffle": True, "seed": 1}
     for number, batch in enumerate(gnnsys.NeighborLoader(graph, [5, 3], batch_size=1, **options)):
         if number == 3 and say:
             print(say, flush=True)

@@ -6,7 +6,6 @@ import json
 import math
 
 import pytest
-import torch
 
 import gnnsys
 from gnnsys.comm import LINK_PAYLOAD
@@ -74,7 +73,8 @@ with gnnsys.init(timeout=120, process_group=False) as session:
     graph = gnnsys.open(parts, plan=os.path.join(folder, "plan.json"), pace=True)
     def batches():
         loader = gnnsys.NeighborLoader(
-            graph, [4, 3], input_nodes=torch.arange(session.rank, 120, 3), batch_size=7, shuffle=True, seed=5
+            graph, [4, 3], input_nodes=graph.from_global(range(session.rank, 120, 3)), batch_size=7,
+            shuffle=True, seed=5,
         )
         found = []
         for batch in loader:
@@ -103,6 +103,6 @@ def test_ranks_that_are_paced_make_the_batches_of_one_process(tmp_path):
     with gnnsys.init(process_group=False) as session:
         graph = session.open(path, pace="1gbit")  # alone there is no link
         for number, rank in enumerate(ranks):
-            inputs = torch.arange(number, NUM_NODES, 3)
+            inputs = graph.from_global(range(number, NUM_NODES, 3))
             loader = gnnsys.NeighborLoader(graph, [4, 3], input_nodes=inputs, batch_size=7, shuffle=True, seed=5)
             assert rank[3] == rank[4] == [digest_of(batch) for batch in loader]

@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 
 import pytest
-import torch
 
 import gnnsys
 from gnnsys.partition import write_parts
@@ -104,7 +103,7 @@ with gnnsys.init(timeout=120, process_group=False) as session:
             told.append(str(error))
     seeds = gnnsys.split(graph, "train")
     loader = gnnsys.NeighborLoader(
-        graph, [4, 3], input_nodes=torch.arange(session.rank, 120, 6), batch_size=7, shuffle=True, seed=5
+        graph, [4, 3], input_nodes=graph.from_global(range(session.rank, 120, 6)), batch_size=7, shuffle=True, seed=5
     )
     batches = []
     for batch in loader:
@@ -146,7 +145,7 @@ def test_six_ranks_of_four_hosts_serve_as_planned_and_make_the_batches_of_one_pr
         assert sorted(node for rank in ranks for node in rank[3]) == train
         assert {rank[4] for rank in ranks} == {max(len(rank[3]) for rank in ranks)}
         for number, rank in enumerate(ranks):
-            inputs = torch.arange(number, NUM_NODES, 6)
+            inputs = graph.from_global(range(number, NUM_NODES, 6))
             loader = gnnsys.NeighborLoader(graph, [4, 3], input_nodes=inputs, batch_size=7, shuffle=True, seed=5)
             assert rank[5] == [digest_of(batch) for batch in loader]
 

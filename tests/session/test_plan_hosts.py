@@ -117,7 +117,7 @@ MAKES_BATCHES = """
 import json, os, socket, sys, torch, gnnsys
 with gnnsys.init(timeout=120, process_group=False) as session:
     graph = gnnsys.open(os.path.join(sys.argv[1], "parts"))
-    seeds = torch.arange(session.rank, 120, 2)
+    seeds = graph.from_global(range(session.rank, 120, 2))
     loaders = [
         gnnsys.NeighborLoader(graph, [4, 3], input_nodes=seeds, batch_size=10, samplers=s) for s in (None, False)
     ]

@@ -12,6 +12,7 @@ import gnnsys
 from gnnsys.checkpoint.generators import read_generators
 from gnnsys.comm import DevicePlace
 from gnnsys.nn import GATConv
+from gnnsys.ops import ASK_DOCTOR
 from gnnsys.partition import write_parts
 from gnnsys.session.rank_device import GLOO, NCCL, choose_backend, choose_device, find_device
 from tests.partition.part_graphs import homogeneous, random_assignment
@@ -38,7 +39,7 @@ def test_a_given_device_overrules_the_local_rank(wanted):
 @pytest.mark.parametrize(
     ("wanted", "num_gpus", "told"),
     [
-        ("cuda", 0, "device='cuda' does not exist here: torch finds no GPU, only 'cpu'"),
+        ("cuda", 0, f"device='cuda' does not exist here: torch finds no GPU, only 'cpu'. {ASK_DOCTOR}"),
         ("cuda:1", 1, "device='cuda:1' does not exist here: torch finds cuda:0"),
         ("cuda:7", 4, "device='cuda:7' does not exist here: torch finds cuda:0 to cuda:3"),
         ("gpu", 4, "device must be 'cpu', 'cuda' or one such as 'cuda:1', got 'gpu': torch finds cuda:0 to cuda:3"),
@@ -88,8 +89,8 @@ def test_a_session_alone_has_the_device_that_it_was_given():
 
 SHARED = """
 import json, logging, torch, torch.distributed as dist, gnnsys
-from gnnsys.session import process_group
-process_group.place_of = lambda device, is_alone: process_group.DevicePlace("host", "its only GPU")
+from gnnsys.session import rank_device
+rank_device.place_of = lambda device, is_alone: rank_device.DevicePlace("host", "its only GPU")
 logging.basicConfig(format="%(message)s")
 with gnnsys.init(timeout=30) as session:
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 2))
@@ -103,6 +104,50 @@ def test_ranks_that_share_a_gpu_train_together_over_gloo_and_rank_0_says_so():
     assert json.loads(first.stdout) == json.loads(second.stdout)
     assert json.loads(first.stdout)[1:] == ["gloo", [[1.5] * 3] * 2]
     assert first.stderr.count("ranks 0 and 1 share one GPU") == 1 and "share one GPU" not in second.stderr
+
+
+SEEN = """
+import json, os, torch, gnnsys
+from gnnsys.comm import device_place
+from gnnsys.loader.batch_memory import room_for_groups
+from gnnsys.session import rank_device
+from gnnsys.store import MemoryBudget
+
+seen, uuids = json.loads(os.environ["SEEN"])[int(os.environ["RANK"])], []
+if seen is not None:  # the GPUs of this rank, on a machine without any
+    os.environ["CUDA_VISIBLE_DEVICES"] = seen
+    rank_device.find_device = lambda wanted, local_rank: torch.device("cuda", local_rank % len(seen.split(",")))
+    torch.cuda.device_count = lambda: len(seen.split(","))
+    torch.cuda.get_device_properties = lambda device: object()  # as of a torch that knows no UUIDs
+if "|" in os.environ["SEEN"]:  # in containers, which name the machine otherwise
+    device_place._machine = lambda: os.environ["RANK"]
+    torch.cuda.get_device_properties = lambda device: type("", (), {"uuid": seen.split("|")[device.index]})
+with gnnsys.init(timeout=30, process_group=False, device="cpu" if seen is None else None) as session:
+    budget = MemoryBudget.of(session.device)
+    told = budget.num_ranks, budget.share(), room_for_groups(session.device)
+print(json.dumps([*told, budget.num_ranks]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("seen", "sharing"),
+    [
+        (["0", "1", "2"], [1, 1, 1]),  # each its own, which all call cuda:0
+        (["0,1,2"] * 3, [1, 1, 1]),  # all see all, and take them by turns
+        (["0", "0", "0"], [3, 3, 3]),
+        (["0", "0", "1"], [2, 2, 1]),
+        (["0", "0", None], [2, 2, None]),  # the third computes on the CPU
+        (["a|", "b|", "a|"], [2, 1, 2]),
+    ],
+)
+def test_ranks_share_the_memory_of_the_gpu_that_they_have_and_not_of_what_they_call_it(seen, sharing):
+    environment = {"SEEN": json.dumps(seen), "GNNSYS_MEMORY_CAP": "cuda=1200,cpu=1200"}
+    for ended, count in zip(run_ranks(SEEN, [3], environment=environment, timeout=90), sharing, strict=True):
+        num_ranks, share, groups, afterwards = json.loads(ended.stdout)
+        count = 3 if count is None else count  # host memory is for all ranks of the machine
+        assert (num_ranks, share, groups) == (count, 1200 // count, 1200 // count // 4), (seen, ended)
+        estimated = 3 if "," not in (seen[0] or "") else 1
+        assert afterwards == estimated, "without a session torchrun's word is all there is"
 
 
 REFUSED = """
@@ -150,7 +195,9 @@ def test_a_job_on_the_cpu_never_asks_cuda_for_anything(device, tmp_path, monkeyp
     write_parts(graph, random_assignment(graph, 2, 1), parts)
     with gnnsys.init(process_group=False, device=device) as session:
         opened = session.open(parts)
-        loader = gnnsys.NeighborLoader(opened, [3, 2], input_nodes=torch.arange(60), batch_size=20, num_threads=2)
+        loader = gnnsys.NeighborLoader(
+            opened, [3, 2], input_nodes=opened.from_global(range(60)), batch_size=20, num_threads=2
+        )
         model = GATConv(4, 2, dropout=0.5)
         for batch in loader:
             model(torch.ones(batch.n_id.numel(), 4), batch.edge_index).sum().backward()

@@ -24,7 +24,7 @@ def train(graph, session, victim=None):
     torch.manual_seed(0)
     model = GraphSAGE(3, 8, 2, 2)
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
-    seeds = torch.arange(session.rank, graph.num_nodes(), session.world_size)
+    seeds = graph.from_global(range(session.rank, graph.num_nodes(), session.world_size))
     loader = gnnsys.NeighborLoader(graph, [4, 3], input_nodes=seeds, batch_size=8, shuffle=True, seed=1,
                                    samplers=None if samplers else False)
     for epoch in range(3):

@@ -51,7 +51,8 @@ session = gnnsys.init(timeout=120, process_group=False)
 graph = gnnsys.open(sys.argv[1])
 
 def digests(disturb):  # of every batch of two epochs, drawn uniformly and by weight
-    options = {"input_nodes": torch.arange(graph.num_nodes())[session.rank :: 2], "batch_size": 15, "seed": 3}
+    mine = graph.from_global(torch.arange(graph.num_nodes())[session.rank :: 2])
+    options = {"input_nodes": mine, "batch_size": 15, "seed": 3}
     uniform = gnnsys.NeighborLoader(graph, [6, 4], shuffle=True, **options)
     weighted = gnnsys.NeighborLoader(graph, [6, 4], shuffle=True, weight_attr="w", **options)
     found = []

@@ -74,7 +74,7 @@ def test_a_loader_on_parts_reads_what_is_predicted_within_five_percent(tmp_path,
         cache = DeviceCache(there.node_data[NODE]["x"], rows, "cpu")
         there.set_node_data("x", cache)
         options = {"shuffle": True, "num_threads": 0, "pipeline": PipelineOptions(share=False)}
-        loader = NeighborLoader(there, [6, 4], input_nodes=seeds, batch_size=batch_size, **options)
+        loader = NeighborLoader(there, [6, 4], input_nodes=there.from_global(seeds), batch_size=batch_size, **options)
         num_batches = sum(1 for _ in loader)
         loader.close()
         counters, bytes_remote = cache.counters(), loader.counters()["fetch"].counts["bytes_remote"]

@@ -65,7 +65,7 @@ def test_a_table_that_was_saved_before_there_were_types_is_loaded_by_the_line_th
 def test_rows_are_trained_by_the_ids_of_a_batch(graph):
     embedding = DistEmbedding(graph, dim=4, node_type="author", name="trained", init=0.0)
     optimizer = gnnsys.SparseSGD([embedding], lr=0.5)
-    loader = gnnsys.NeighborLoader(graph, [3], input_nodes=("paper", torch.arange(8)), batch_size=8)
+    loader = gnnsys.NeighborLoader(graph, [3], input_nodes=graph.from_global(range(8), "paper"), batch_size=8)
     (batch,) = loader
     loader.close()
     ids = batch["author"].n_id

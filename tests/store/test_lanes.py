@@ -42,7 +42,7 @@ def take_turns(client: Client) -> None:
     """Has pulls take one lane after the other, however soon they are answered."""
     for link in client._links.values():
         others, turns = link.connection_for, itertools.cycle(link.lanes)
-        link.connection_for = lambda kind, o=others, t=turns: next(t) if kind == Kind.PULL else o(kind)
+        link.connection_for = lambda kind, size, o=others, t=turns: next(t) if kind == Kind.PULL else o(kind, size)
 
 
 @pytest.mark.parametrize("layout", [[1, 1], [0, 1], [1, 2]])

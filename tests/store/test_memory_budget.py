@@ -10,7 +10,7 @@ import torch
 
 from gnnsys.ops import BufferPool
 from gnnsys.store import DeviceCache, MemoryBudget, capped, free_memory, memory_budget
-from gnnsys.store.memory_budget import CAPS, limited
+from gnnsys.store.memory_budget import CAPS, limited, shared_by_ranks
 
 
 class Holder:
@@ -186,3 +186,19 @@ def test_promises_whose_owners_are_collected_meanwhile_disturb_nobody() -> None:
             assert budget.left() > 0 and isinstance(budget.describe(), str)
     finally:
         gc.set_threshold(*thresholds)
+
+
+def test_a_rank_takes_its_share_and_whoever_counted_the_ranks_may_end_in_any_order(monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "5")
+    with limited("cpu", 1000) as budget:
+        assert (budget.num_ranks, budget.share()) == (5, 200)
+        first, second = shared_by_ranks("cpu", 2), shared_by_ranks("cpu", 4)
+        first.__enter__(), second.__enter__()
+        with budget.promise(200, "bins"):
+            assert (budget.num_ranks, budget.share()) == (4, 200)
+        first.__exit__(None, None, None)
+        assert budget.num_ranks == 4
+        second.__exit__(None, None, None)
+        assert budget.num_ranks == 5
+    with pytest.raises(ValueError, match="num_ranks must be at least 1"), shared_by_ranks("cpu", 0):
+        pass

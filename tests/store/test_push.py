@@ -5,13 +5,16 @@ import random
 import threading
 import time
 
+import numpy as np
 import pytest
 import torch
 
 from gnnsys.comm import Client, CommError, Kind, Reply, Request
 from gnnsys.store import Pull, Shard, Store, TableSpec
 from gnnsys.store.push_order import PushOrder
+from tests.loader.test_inputs import HOLDERS
 from tests.store.cluster import alone, cluster, random_ids, random_rows
+from tests.support.grid import grid
 
 
 def test_writes_and_sums_are_those_of_a_dense_tensor():
@@ -29,6 +32,22 @@ def test_writes_and_sums_are_those_of_a_dense_tensor():
                 for i, row in zip(ids.tolist(), rows, strict=True):
                     dense[i] = row
             assert torch.equal(table[:], dense)
+
+
+@grid(hold=HOLDERS)
+def test_rows_are_named_by_whatever_holds_their_numbers(hold):
+    ids, mask = torch.tensor([7, 0, 7, 33]), torch.arange(40) % 3 == 0
+    with cluster([0, 1]) as c:
+        table = c.stores[0].create("t", 40, (2,))
+        table[:] = torch.arange(80.0).view(40, 2)
+        assert torch.equal(table[hold(ids)], table[ids]) and torch.equal(table.pull(hold(ids)), table[ids])
+        assert torch.equal(table[hold(mask)], table[mask.nonzero().view(-1)])
+        table[hold(torch.tensor([5, 39]))] = np.full((2, 2), -1, np.float32)
+        table[hold(mask)] = [[0.5, 1.5]] * int(mask.sum())
+        assert table[[5, 39]].tolist() == [[-1, -1], [0.5, 1.5]]
+    for wrong in (torch.tensor([0.5]), "3", [True, False]):
+        with pytest.raises(ValueError, match="index of table 't'"):
+            table[wrong]
 
 
 def test_a_rank_reads_what_it_wrote_without_waiting_for_it():

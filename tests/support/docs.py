@@ -31,7 +31,12 @@ ROOT = Path(__file__).resolve().parents[2]
 SHELL = ("bash", "console")
 RUN = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
 SHORT = ("--epochs", "1")  # of examples: what is shown is that they run
-FACES = {"gnnsys.pyg": "torch_geometric", "torch_geometric": "torch_geometric", "gnnsys.dgl": "dgl"}
+FACES = {
+    "gnnsys.pyg": "torch_geometric",
+    "torch_geometric": "torch_geometric",
+    "gnnsys.dgl": "dgl",
+    "pytorch_lightning": "pytorch_lightning",
+}
 
 _FENCE = re.compile(r"^( *)```(\S*)[^\n]*\n(.*?)^\1```[ ]*$", re.MULTILINE | re.DOTALL)
 _REASON = re.compile(r"<!-- not run: (\S.*?) -->\s*\Z")

@@ -156,7 +156,7 @@ def choose_seeds(graph: gnnsys.DistGraph, task: Task, num_seed_parts: int | None
     if num_seed_parts is not None:
         bounds = graph.store.spec(f"node/{NODE}/train_mask").bounds
         ids = torch.arange(bounds[num_seed_parts])
-        what = ids[graph.node_data[NODE]["train_mask"][ids]]
+        what = graph.from_global(ids[graph.node_data[NODE]["train_mask"][ids]])
     share = gnnsys.split(graph, what, type=NODE)
     ids = share.ids[torch.arange(len(share))]
     if task.max_steps is None:
@@ -164,7 +164,8 @@ def choose_seeds(graph: gnnsys.DistGraph, task: Task, num_seed_parts: int | None
     count = task.max_steps * task.batch_size
     if len(ids) < count:
         raise ValueError(f"a share has {len(ids)} seeds, {task.max_steps} steps need {count}: train on more nodes")
-    return gnnsys.Seeds(ids[torch.arange(count) * len(ids) // count], NODE, count, count)
+    chosen = graph.from_global(ids[torch.arange(count) * len(ids) // count])
+    return gnnsys.Seeds(chosen, NODE, count, count)
 
 
 def endless(loader: Any) -> Iterator[Any]:

@@ -155,7 +155,8 @@ class WorkloadRun:
             self._placed[way.place] = self.place(way)
         here = replace(way, place=GIVEN, device_bytes=0, host_bytes=0)
         plan = None if is_given(here) else ExecutionPlan([here], made_for=made_for, chosen=0)
-        return self.loader(self._placed[way.place], execution=plan, model=self.model)
+        options = {} if plan is None else {"execution": plan, "model": self.model}
+        return self.loader(self._placed[way.place], **options)
 
     def place(self, way: Way) -> Graph:
         """The graph as a user would place it for a way."""

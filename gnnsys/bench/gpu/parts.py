@@ -155,7 +155,7 @@ def loader_of(work: Workload, graph: Graph | DistGraph, steps: Steps, **options:
     return NeighborLoader(
         graph,
         FANOUTS,
-        input_nodes=seeds,
+        input_nodes=graph.from_global(seeds),
         batch_size=work.sizes.num_seeds,
         shuffle=True,
         across_epochs=False,

@@ -33,7 +33,7 @@ def main() -> None:
     with init(encrypt=options["encrypt"], **served) as session:
         graph = session.open(parts, verify=False, device=where, place="auto", cache=options["cache"])
         shuffled = torch.randperm(graph.num_nodes(), generator=torch.Generator().manual_seed(0))
-        seeds = split(graph, shuffled[: options["num_seeds"]].sort().values)
+        seeds = split(graph, graph.from_global(shuffled[: options["num_seeds"]].sort().values))
         loader = NeighborLoader(
             graph,
             options["fanouts"],

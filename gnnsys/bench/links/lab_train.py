@@ -70,7 +70,7 @@ class LinkTrainer(PhaseTrainer):
         if len(share) < count:
             raise ValueError(f"a share has {len(share)} links, {task.max_steps} steps need {count}")
         places = torch.arange(count) * len(share) // count
-        self._links = gnnsys.Seeds(share.ids[places], EDGE, count, count)
+        self._links = gnnsys.Seeds(graph.from_global(share.ids[places], EDGE), EDGE, count, count)
 
     def run(self, phase: Phase, folder: Path) -> dict[str, Any]:
         self.close()

@@ -148,4 +148,5 @@ def choose_seeds(share: gnnsys.Seeds, cell: Cell, world_size: int) -> gnnsys.See
     if share.largest - 1 < count:  # the smallest share of any rank has one less
         return share
     ids = share.ids[torch.arange(len(share))]
-    return gnnsys.Seeds(ids[torch.arange(count) * len(ids) // count], NODE, count, count * world_size)
+    chosen = ids[torch.arange(count) * len(ids) // count]
+    return gnnsys.Seeds(chosen, NODE, count, count * world_size, numbering=share.numbering)

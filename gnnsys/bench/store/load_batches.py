@@ -23,7 +23,8 @@ def load(parts: str | None) -> None:
     kept = None
     if parts is not None:
         graph = gnnsys.open(parts, verify=False)
-        nodes = torch.arange(0, graph.num_nodes(), max(1, graph.num_nodes() // (NUM_BATCHES * BATCH_SIZE)))
+        step = max(1, graph.num_nodes() // (NUM_BATCHES * BATCH_SIZE))
+        nodes = graph.from_global(range(0, graph.num_nodes(), step))
         loader = gnnsys.NeighborLoader(graph, list(FANOUT), input_nodes=nodes, batch_size=BATCH_SIZE)
         for batch in islice(loader, min(NUM_BATCHES, len(loader)) - 1):
             kept = batch

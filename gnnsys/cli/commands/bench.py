@@ -34,10 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(epochs with rows from another process), dist (training across hosts of the lab; needs root), fullgraph "
         "(training on the whole graph across hosts of the lab; needs root), samplers (what each costs and what a model "
         "learns by it; lab/ needs root), links (ranks among all nodes, negatives; lab/ needs root), typed (layers of "
-        "typed graphs; embeddings/ needs root), execution (loaders that plan), plan (jobs that are simulated before "
-        "they run; lab/ needs root), jobs (memory and queues of training jobs) or gpu (kernels, sampling and epochs on "
-        "a GPU); or, with files, suite FILE (a matrix of training jobs), compare BEFORE AFTER (results, with a verdict "
-        "each) or plot RESULTS (pictures of a suite)",
+        "typed graphs; embeddings/ and lab/ need root), execution (loaders that plan), plan (jobs that are simulated "
+        "before they run; lab/ needs root), jobs (memory and queues of training jobs) or gpu (kernels, sampling and "
+        "epochs on a GPU); or, with files, suite FILE (a matrix of training jobs), compare BEFORE AFTER (results, with "
+        "a verdict each) or plot RESULTS (pictures of a suite)",
     )
     parser.add_argument(
         "files", metavar="FILE", nargs="*", type=Path, help="of suite, compare and plot; written before options"
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lab",
         action="store_true",
-        help="of plan, samplers and links: only what runs on the lab (needs root)",
+        help="of plan, samplers, links and typed: only what runs on the lab (needs root)",
     )
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works; targets not judged")
     parser.add_argument("--scale", choices=("small", "full"), help="small: the same as --quick")

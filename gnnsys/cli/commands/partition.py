@@ -156,7 +156,7 @@ def reversed_too(graph: Graph, limit: int | None) -> Graph:
 
 
 def expected_memory(plan: MemoryPlan | None, method: str) -> str:
-    """What the partitioner will take beside the graph."""
+    """What the graph and the partitioner will take."""
     return f"method {method} needs little memory beside the graph" if plan is None else str(plan)
 
 

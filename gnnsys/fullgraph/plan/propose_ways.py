@@ -29,7 +29,6 @@ from gnnsys.nn import GraphLayer, why_whole
 from gnnsys.observe import num_local_ranks, num_usable_cores
 from gnnsys.ops import CSC, spmm
 from gnnsys.planning import DEVICE
-from gnnsys.sampling import ranks_on_device
 from gnnsys.store import MemoryBudget
 
 _SHARE = 2  # a way may take one part in so many of the memory that is left
@@ -105,8 +104,8 @@ class _ByteRoom:
     fits: bool
 
     @classmethod
-    def of(cls, device: torch.device, num_bytes: int, sharing: int) -> _ByteRoom:
-        left = MemoryBudget.of(device).left() // (_SHARE * sharing)
+    def of(cls, device: torch.device, num_bytes: int) -> _ByteRoom:
+        left = MemoryBudget.of(device).share() // _SHARE
         return cls(num_bytes, left, num_bytes <= left)
 
     def why_not(self, device: torch.device) -> str:
@@ -143,12 +142,11 @@ def _could(planner: PassPlanner, x: Tensor, halo: HaloPlan, limits: WayLimits, f
     device, moves = planner.device_of(x), planner.moves(x)
     on_device = kept = _ByteRoom(0, 0, True)
     if moves and not limits.is_approximate:
-        on_device = _ByteRoom.of(device, planner.bytes_on_device(x, AS_GIVEN), ranks_on_device(device))
+        on_device = _ByteRoom.of(device, planner.bytes_on_device(x, AS_GIVEN))
     if not first.why_not:
         num_rows = halo.num_core if first.narrow is None else halo.num_local  # narrow rows need no wide halo
         num_bytes = num_rows * x.shape[1] * x.dtype.itemsize
-        sharing = num_local_ranks(os.environ) if x.device.type == "cpu" else ranks_on_device(x.device)
-        kept = _ByteRoom.of(x.device, num_bytes, sharing)
+        kept = _ByteRoom.of(x.device, num_bytes)
     is_idle = device.type == "cpu" and cores_of_rank() > torch.get_num_threads()
     return _Could(on_device, kept, moves, is_idle, planner.bins_worth(), zlib.crc32(repr(first).encode()))
 

@@ -486,4 +486,4 @@ class Backward:
 
 
 def _share_memory(a: Tensor, b: Tensor) -> bool:
-    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+    return a.untyped_storage()._cdata == b.untyped_storage()._cdata
