@@ -15,6 +15,7 @@ import faulthandler
 import gc
 import locale
 import logging
+import math
 import os
 import random
 import resource
@@ -25,10 +26,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
+from operator import attrgetter, itemgetter
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -53,7 +55,7 @@ _TORCH = """
     _is_torch_function_mode_enabled _is_tracing _is_view_replay_enabled _len_torch_dispatch_stack
     _len_torch_function_stack _dispatch_tls_local_exclude_set _dispatch_tls_local_include_set get_default_dtype
     get_num_interop_threads get_num_threads is_anomaly_check_nan_enabled is_anomaly_enabled is_autocast_cache_enabled
-    is_grad_enabled is_inference_mode_enabled
+    is_grad_enabled is_inference_mode_enabled _check_sparse_tensor_invariants
 """
 _PRECISIONS = [("generic", "all")] + [
     (where, what) for where in ("mkldnn", "cuda") for what in ("all", "matmul", "conv", "rnn")
@@ -68,6 +70,7 @@ _PRCTLS = {"its signal at its parent's death": 2, "its place as a reaper": 37}
 _OF_IMPORTS = {
     "ops",
     "trees",
+    "divergences",
     "picklers",
     "finders",
     "builtins",
@@ -76,15 +79,25 @@ _OF_IMPORTS = {
     "names of log levels",
     "open files",
 }
-_WATCHED = (
-    "torch torch.nn torch.optim torch.autograd torch.utils.data torch.linalg torch.fft torch.random torch.functional "
-    "torch.serialization torch._tensor torch.overrides torch.distributions torch.amp torch.cuda.random torch.backends "
-    "torch.multiprocessing numpy numpy.random numpy.linalg random math builtins os posixpath time json copy warnings "
-    "logging threading gnnsys"
+# Left out, to keep a comparison fast: the compiler of torch, its private modules, and what few scripts use.
+_UNWATCHED = (
+    "torch.ao torch.contrib torch.distributed torch.export torch.fx torch.jit torch.masked torch.nested torch.onnx "
+    "torch.package torch.profiler torch.quantization torch.testing"
 )
-_WHOLE = ("torch.nn", "torch.optim", "torch.autograd", "torch.utils.data", "torch.distributions", "torch.backends",
-          "gnnsys")  # fmt: skip
+_REWRITTEN = ("torch.", "numpy.")  # users may give functions of these another body or other defaults
+_PRIVATE = "torch._C torch._VF torch._tensor"  # watched though private
+# Packages whose classes have settings as attributes. Classes of others count in such attributes.
+_WITH_SETTINGS = ("torch.nn", "torch.optim", "torch.autograd", "torch.utils.data", "torch.distributions",
+                  "torch.backends", "gnnsys")  # fmt: skip
+# What Python itself adds to a class when it is used, copied or looked at.
+_OF_PYTHON = {
+    "__abstractmethods__", "__annotate__", "__annotate_func__", "__annotations__", "__annotations_cache__",
+    "__firstlineno__", "__parameters__", "__signature__", "__slotnames__", "__static_attributes__",
+    "__type_params__", "__weakref__",
+}  # fmt: skip
 _MOST_GROWTH = 512 << 20
+_code_of, _defaults_of = attrgetter("__code__"), attrgetter("__defaults__")
+_HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8  # flags of a class, in C
 _libc = ctypes.CDLL(None)
 
 
@@ -110,6 +123,8 @@ class Fingerprint:
             self._packages |= libraries
         self._libraries |= imported
         changed = sorted(names) + self._patches.changes(imported)
+        if imported:
+            self._patches.watch(imported)
         if _anonymous_bytes() > self._memory + _MOST_GROWTH:
             getattr(_libc, "malloc_trim", lambda _: None)(0)
             if (grown := _anonymous_bytes() - self._memory) > _MOST_GROWTH:
@@ -121,44 +136,97 @@ class WatchedFunctions:
     """Functions, classes and constants of modules that users patch: torch, numpy, Python's own, this package."""
 
     def __init__(self) -> None:
-        self._spaces: list[tuple[str, Mapping[str, Any], list[str], list[Any]]] = []
-        self._classes: list[tuple[str, type, set[str]]] = []
-        seen = set[int]()
-        for name, module in list(sys.modules.items()):
-            if isinstance(module, ModuleType) and _is_watched(name):
-                space = vars(module)
-                self._add(name, space, lambda key, value: callable(value))
-                for each in list(space.values()):
-                    if isinstance(each, type) and id(each) not in seen and each.__module__ == name:
-                        seen.add(id(each))
-                        self._add(f"{name}.{each.__name__}", each.__dict__, _is_constant)
-                        self._classes.append((f"{name}.{each.__name__}", each, set(each.__dict__)))
-        self._add("math", vars(sys.modules["math"]), _is_constant)
+        self._spaces: list[_Space] = []
+        self._classes: dict[type, tuple[str, set[str]]] = {}
+        self._functions: dict[int, FunctionType] = {}
+        self._codes: list[Any] = []
+        self._defaults: list[Any] = []
+        self.watch(list(sys.modules))
+        self._add("math", vars(math), _constants_in(vars(math)))
 
-    def _add(self, name: str, space: Mapping[str, Any], takes: Callable[[str, Any], bool]) -> None:
-        items = [(key, value) for key, value in list(space.items()) if takes(key, value)]
-        self._spaces.append((name, space, [key for key, _ in items], [value for _, value in items]))
+    def watch(self, names: Iterable[str]) -> None:
+        """These modules too, as far as they are of the packages that users patch."""
+        for name in names:
+            module = sys.modules.get(name)
+            if isinstance(module, ModuleType) and _is_watched(name):
+                self._add(name, vars(module), _names_in(module))
+                for each in list(vars(module).values()):
+                    if isinstance(each, type) and each not in self._classes and _can_be_patched(each):
+                        self._add_class(each)
+        functions = self._functions.values()
+        self._codes, self._defaults = list(map(_code_of, functions)), list(map(_defaults_of, functions))
+
+    def _add_class(self, kind: type) -> None:
+        name, has_settings = f"{kind.__module__}.{kind.__name__}", _is_below(str(kind.__module__), _WITH_SETTINGS)
+        self._classes[kind] = name, set(kind.__dict__)
+        self._add(name, kind.__dict__, _methods_in(kind) | (_constants_in(kind.__dict__) if has_settings else {}))
+
+    def _add(self, name: str, space: Mapping[str, Any], values: dict[str, Any]) -> None:
+        if values:
+            self._spaces.append(_Space(name, space, values))
+        for value in values.values():
+            inner = _function_in(value)
+            if isinstance(inner, FunctionType) and str(inner.__module__).startswith(_REWRITTEN):
+                self._functions[id(inner)] = inner
 
     def changes(self, imported: set[str]) -> list[str]:
-        """Names whose object was replaced, except by an object from a module in `imported`."""
+        """Names whose object was replaced or added, except by an object from a module in `imported`."""
+        return self._added(imported) + self._replaced(imported) + self._rewritten()
+
+    def _added(self, imported: set[str]) -> list[str]:
+        """A class that inherits a method may get its own one."""
         changed = []
-        for name, kind, before in self._classes:
+        for kind, (name, before) in self._classes.items():
             if len(kind.__dict__) != len(before):
-                new = {key for key in kind.__dict__ if key not in before and not key.startswith(("__", "_abc"))}
-                if not imported:
-                    changed += [f"{name}.{key}" for key in sorted(new)]
+                new = {key for key in kind.__dict__ if key not in before and not key.startswith("_abc")}
                 before |= new
-        for name, space, keys, values in self._spaces:
-            if list(map(space.get, keys)) == values:  # quick: what is identical is not compared
-                continue
-            for at, key in enumerate(keys):
-                now = space.get(key)
-                if now is not values[at] and now != values[at]:
-                    if getattr(now, "__module__", None) in imported or _is_wrapped_by_torch(now, values[at]):
-                        values[at] = now
-                    else:
-                        changed.append(f"{name}.{key}")
+                foreign = [key for key in new - _OF_PYTHON if _module_of(kind.__dict__[key]) not in imported]
+                changed += [f"{name}.{key}" for key in sorted(foreign)]
         return changed
+
+    def _replaced(self, imported: set[str]) -> list[str]:
+        changed = []
+        for each in self._spaces:
+            if not each.is_same():
+                for key, before in each.values.items():
+                    now = each.space.get(key)
+                    if now is not before and now != before:
+                        if _module_of(now) in imported or _is_wrapped_by_torch(now, before):
+                            each.accept(key, now)
+                        else:
+                            changed.append(f"{each.name}.{key}")
+        return changed
+
+    def _rewritten(self) -> list[str]:
+        """Functions that have another body or other defaults."""
+        functions = self._functions.values()
+        codes, defaults = list(map(_code_of, functions)), list(map(_defaults_of, functions))
+        if codes == self._codes and defaults == self._defaults:  # quick: what is identical is not compared
+            return []
+        before, now = zip(self._codes, self._defaults, strict=True), zip(codes, defaults, strict=True)
+        pairs = zip(functions, before, now, strict=True)
+        return [f"{each.__module__}.{each.__qualname__}" for each, old, new in pairs if old != new]
+
+
+class _Space:
+    """The watched names of a module or a class, and their values."""
+
+    def __init__(self, name: str, space: Mapping[str, Any], values: dict[str, Any]) -> None:
+        self.name, self.space, self.values = name, space, values
+        first, *others = values
+        self._take = itemgetter(first, *others, first)  # twice: of a single name it would give no tuple
+        self._taken = self._take(values)
+
+    def is_same(self) -> bool:
+        """Quick: what is identical is not compared."""
+        try:
+            return bool(self._take(self.space) == self._taken)
+        except KeyError:
+            return False
+
+    def accept(self, name: str, value: Any) -> None:
+        self.values[name] = value
+        self._taken = self._take(self.values)
 
 
 def read_settings() -> dict[str, Any]:
@@ -194,6 +262,11 @@ def _of_torch() -> dict[str, Any]:
         future.get_swap_module_params_on_conversion(),
     )
     found["opt_einsum"] = torch.backends.opt_einsum.enabled, torch.backends.opt_einsum.strategy
+    found["the fast path of attention"] = torch.backends.mha.get_fastpath_enabled()
+    parametrize = sys.modules.get("torch.nn.utils.parametrize")
+    found["the cache of parametrizations"] = getattr(parametrize, "_cache_enabled", 0)
+    divergences = getattr(sys.modules.get("torch.distributions.kl"), "_KL_REGISTRY", {})
+    found["divergences"] = [*map(id, divergences.values())]
     found["torch.hub"] = getattr(sys.modules.get("torch.hub"), "_hub_dir", None)
     library: Any = torch.library
     found["ops"] = [len(getattr(library, name, ())) for name in ("_defs", "_impls", "_keep_alive")]
@@ -248,6 +321,7 @@ def _of_python() -> dict[str, Any]:
     policy = getattr(sys.modules.get("asyncio.events"), "_event_loop_policy", None)
     return {
         "arithmetic": (one + tiny == one, one - tiny == one, least / 4 == 0.0),
+        "floating-point exceptions": getattr(_libc, "fegetexcept", int)(),
         "limits of the interpreter": (
             sys.getrecursionlimit(), sys.getswitchinterval(), getattr(sys, "get_int_max_str_digits", int)(),
             threading.stack_size(), getattr(sys, "tracebacklimit", None),
@@ -339,10 +413,49 @@ def _is_wrapped_by_torch(now: Any, before: Any) -> bool:
 
 
 def _is_watched(name: str) -> bool:
-    return name in _WATCHED.split() or any(name.startswith(f"{each}.") for each in _WHOLE)
+    if _is_below(name, ("gnnsys",)) or name in _PRIVATE.split():
+        return True
+    first, *inner = name.split(".")
+    is_known = first in ("torch", "numpy") or first in sys.stdlib_module_names
+    return is_known and not any(part.startswith("_") for part in inner) and not _is_below(name, _UNWATCHED.split())
 
 
-def _is_constant(key: str, value: Any) -> bool:
-    if isinstance(value, bool | int | float | str | tuple):
-        return not (key.startswith("__") or key.startswith("_abc"))
-    return callable(value) or isinstance(value, property | classmethod | staticmethod)
+def _is_below(name: str, packages: Iterable[str]) -> bool:
+    return any(name == each or name.startswith(f"{each}.") for each in packages)
+
+
+def _can_be_patched(kind: type) -> bool:
+    """Whether Python can set its attributes: not if it was written in C."""
+    return bool(kind.__flags__ & _HEAP_TYPE) and not kind.__flags__ & _IMMUTABLE_TYPE and _is_watched(kind.__module__)
+
+
+def _names_in(module: ModuleType) -> dict[str, Any]:
+    """Its functions, classes and modules. Of ours only what it defines, not what it imports for itself."""
+    space = dict(vars(module))
+    if _is_below(module.__name__, ("gnnsys",)) and not hasattr(module, "__path__"):
+        return {name: value for name, value in space.items() if _module_of(value) == module.__name__}
+    return {name: value for name, value in space.items() if callable(value) or isinstance(value, ModuleType)}
+
+
+def _methods_in(kind: type) -> dict[str, Any]:
+    kinds = (property, classmethod, staticmethod)
+    return {name: value for name, value in kind.__dict__.items() if callable(value) or isinstance(value, kinds)}
+
+
+def _constants_in(space: Mapping[str, Any]) -> dict[str, Any]:
+    kinds = (bool, int, float, str, tuple)
+    names = [name for name, value in space.items() if isinstance(value, kinds)]
+    return {name: space[name] for name in names if not name.startswith(("__", "_abc"))}
+
+
+def _function_in(value: Any) -> Any:
+    """What a method of a class, or a property, calls."""
+    return value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+
+
+def _module_of(value: Any) -> str | None:
+    """Where a function, a class or a method was written; the name of a module."""
+    if isinstance(value, ModuleType):
+        return value.__name__
+    found = getattr(_function_in(value), "__module__", None)
+    return found if isinstance(found, str) else None

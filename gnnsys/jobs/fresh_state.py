@@ -30,12 +30,14 @@ import torch
 
 from gnnsys.jobs.fingerprint import Fingerprint
 from gnnsys.jobs.job_spec import JOB_VARIABLES
+from gnnsys.jobs.opened_files import watch_imports
 from gnnsys.jobs.process_identity import descendants
 from gnnsys.jobs.queue_folder import NO_ROOM
 
 _THREAD_SECONDS = 2.0
 _LOOK_SECONDS = 0.002
 _MOST_COLLECTIONS = 5
+_OF_CYTHON = ("cython_runtime", "_cython_")  # modules that extensions share, made in C
 LoggerState: TypeAlias = tuple[list[Any], list[Any], int, bool, bool]  # handlers, filters, level, propagates, disabled
 _NEW_LOGGER: LoggerState = ([], [], logging.NOTSET, True, False)
 
@@ -62,6 +64,11 @@ def _log_stream(number: int, errors: str) -> io.TextIOWrapper:
     return io.TextIOWrapper(raw, encoding="utf-8", errors=errors, line_buffering=True)
 
 
+def _open_streams() -> None:
+    """New ones for each job: the last one may have closed them, or changed how they write."""
+    sys.stdout, sys.stderr = _log_stream(1, "strict"), _log_stream(2, "backslashreplace")
+
+
 class FreshState:
     """Made once, when a worker is ready. `enter` before every job; after it `leftovers`, `restore` and `changes`.
 
@@ -73,7 +80,6 @@ class FreshState:
         self.threads, self._release = threads, release
         self._environment, self._folder = dict(os.environ), os.getcwd()
         self._path, self._words = list(sys.path), list(sys.argv)
-        self._streams = _log_stream(1, "strict"), _log_stream(2, "backslashreplace")
         self._filters = list(warnings.filters)
         self._loggers = {logger: _logger_state(logger) for logger in _loggers()}
         self._signals = {number: signal.getsignal(number) for number in signal.valid_signals()}
@@ -85,7 +91,7 @@ class FreshState:
         self._theirs: tuple[str, ...] = ()  # folders of the job
         self._collection, self._depth = gc.get_threshold(), sys.getrecursionlimit()
         self._printing = dict(vars(_print_options()))
-        sys.stdout, sys.stderr = self._streams
+        _open_streams()
         self._keep_modules()
         self._reset_signals()
         self._reset_torch()
@@ -101,12 +107,11 @@ class FreshState:
         sys.path[:] = [*here, *given, *self._path]
         self._theirs = tuple(f"{os.path.realpath(each)}{os.sep}" for each in [*here, *given])
         sys.path_importer_cache.clear()  # files may have come since
+        watch_imports()  # for graphs that jobs share: modules may keep what they read on import
 
     def restore(self) -> None:
         """As it was, but for libraries that the job has imported: they stay."""
-        if any(stream.closed for stream in self._streams):  # by a job
-            self._streams = _log_stream(1, "strict"), _log_stream(2, "backslashreplace")
-        sys.stdout, sys.stderr = self._streams
+        _open_streams()
         os.environ.clear()
         os.environ.update(self._environment)
         os.chdir(self._folder)
@@ -191,12 +196,8 @@ class FreshState:
         """Modules of users are imported anew by each job: they may have changed, on disk or in memory."""
         for key in [key for key in sys.modules if not isinstance(key, str)]:
             del sys.modules[key]
+        sys.modules.update(self._modules)  # a job may have put others in their places, or removed them
         theirs = [name for name, module in list(sys.modules.items()) if self._is_of_user(name, module)]
-        for name, module in list(sys.modules.items()):
-            if module is None and self._modules.get(name) is not None:
-                sys.modules[name] = self._modules[name]
-            elif module is None and name not in self._modules:
-                theirs.append(name)
         for name in theirs:  # a folder without __init__.py looks for the one that it is in: all are found before
             sys.modules.pop(name, None)
 
@@ -208,10 +209,16 @@ class FreshState:
 
     def _is_of_user(self, name: str, module: Any) -> bool:
         """Not what a library makes of itself in a folder that is not the job's, as PyG writes modules into a cache."""
-        if name in self._modules or module is None or self._libraries.get(name) is module:
+        if name in self._modules:
+            return False
+        if module is None:  # by which a job keeps others from importing it
+            return True
+        if self._libraries.get(name) is module:
             return False
         is_part = self._is_part_of_library(name)
         place = _place(module, is_asked=not is_part)
+        if place is None and not is_part and not _is_imported(name, module):
+            return True
         if place is None or place.startswith(self._stays):
             self._libraries[name] = module
             return False
@@ -270,6 +277,11 @@ def _place(module: Any, is_asked: bool) -> str | None:
         return _first_path(getattr(module, "__file__", None), getattr(module, "__path__", None))
     except Exception:  # whatever a job has put there
         return ""
+
+
+def _is_imported(name: str, module: Any) -> bool:
+    """Whether a module without a file came by an import, and not as a stand-in that a job has made."""
+    return getattr(_attribute(module, "__spec__"), "loader", None) is not None or name.startswith(_OF_CYTHON)
 
 
 def _attribute(module: Any, name: str) -> Any:

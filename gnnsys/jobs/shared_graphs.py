@@ -53,10 +53,11 @@ def shared_graph(
     same job runs alone. `device` is the job's own by default: that of the queue, else a GPU where there is one.
 
     Jobs share a function's graph if these are equal: the function, its arguments, its file and your modules that it
-    imports, the working folder, the job's variables, and torch's default dtype and device. If a file that the function
-    reads has changed, the next job calls it again. `depends` lists the files and folders that it reads; then the
-    folder, the variables and your other modules do not count. During the call, generators are seeded from the
-    function's name and arguments, and afterwards restored. To draw other numbers, give the function a seed argument.
+    imports, the working folder, the job's variables, and torch's default dtype and device. The next job calls the
+    function again if a file has changed that it reads, or that one of these modules reads on import. `depends` lists
+    the files and folders that it reads; then the folder, the variables and your other modules do not count. During the
+    call, generators are seeded from the function's name and arguments, and afterwards restored. To draw other numbers,
+    give the function a seed argument.
 
     Do not write to its rows. On the host a job that does has pages of its own; on a device it changes them for all.
 

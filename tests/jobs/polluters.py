@@ -10,18 +10,23 @@ from __future__ import annotations
 import _thread
 import asyncio
 import builtins
+import collections
 import contextvars
 import ctypes
 import decimal
 import faulthandler
+import functools
 import gc
 import hashlib
+import importlib
 import json
 import locale
 import logging
 import math
 import multiprocessing
 import os
+import pathlib
+import pickle
 import random
 import resource
 import signal
@@ -34,11 +39,14 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
+import torch.backends.mha
 import torch.nn.functional as F
+import torch.nn.utils.parametrize
 import torch.optim.optimizer as torch_optimizers
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -125,6 +133,25 @@ def change_zone() -> None:
     time.tzset()
 
 
+def new_dropout(self: Any, p: float = 0.5, inplace: bool = False) -> None:
+    super(torch.nn.Dropout, self).__init__(0.0, inplace)
+
+
+def patch_beside_a_library() -> None:
+    importlib.import_module("xmlrpc.client")
+    patch(torch.nn.Dropout, "train", lambda self, mode=True: self)
+
+
+def replace_module(name: str) -> None:
+    sys.modules[name] = ModuleType(name)
+    sys.modules[name].__dict__["dumps"] = str
+
+
+def override_divergence() -> None:
+    normal = torch.distributions.Normal
+    torch.distributions.kl.register_kl(normal, normal)(lambda p, q: torch.zeros(1))
+
+
 def write_as_last_step(module: Any, args: Any, out: Any) -> Any:
     return out * 1.5
 
@@ -173,6 +200,20 @@ POLLUTERS: dict[str, tuple[Callable[[], Any], bool | None]] = {
     "a method of tensors": (lambda: patch(torch.Tensor, "softmax", torch.Tensor.log_softmax), False),
     "an optimizer": (lambda: patch(torch.optim.SGD, "step", lambda self, closure=None: None), False),
     "a layer of ours": (lambda: patch(gnnsys.nn.GCN, "forward", lambda self, x, edges: x), False),
+    "a constructor that was inherited": (lambda: patch(torch.nn.Dropout, "__init__", new_dropout), False),
+    "a call that was inherited": (lambda: patch(torch.nn.Linear, "__call__", lambda self, x: x), False),
+    "a length of ours": (lambda: patch(gnnsys.NeighborLoader, "__len__", lambda self: 1), False),
+    "a method beside a library": (patch_beside_a_library, False),
+    "defaults of a function": (lambda: patch(F.dropout, "__defaults__", (0.0, True, False)), False),
+    "the body of a function": (lambda: patch(F.relu, "__code__", F.relu6.__code__), False),
+    "functions of nn": (lambda: patch(torch.nn, "functional", ModuleType("functional")), False),
+    "a sparse product": (lambda: patch(torch.sparse, "mm", torch.mm), False),
+    "a special function": (lambda: patch(torch.special, "expit", torch.tanh), False),
+    "checkpoints": (lambda: patch(torch.utils.checkpoint, "checkpoint", print), False),
+    "checks of sparse tensors": (lambda: torch.sparse.check_sparse_tensor_invariants.enable(), False),
+    "fast attention": (lambda: torch.backends.mha.set_fastpath_enabled(False), False),
+    "cached parametrizations": (lambda: enter(torch.nn.utils.parametrize.cached()), False),
+    "divergences": (override_divergence, False),
     "checks of distributions": (lambda: torch.distributions.Distribution.set_default_validate_args(False), False),
     "an op": (lambda: torch.library.define("of_a_job::op", "(Tensor x) -> Tensor"), False),
     "an op of torch": (override_op, False),
@@ -185,6 +226,7 @@ POLLUTERS: dict[str, tuple[Callable[[], Any], bool | None]] = {
     "numpy's errors": (lambda: np.seterr(all="raise"), True),
     "how arrays print": (lambda: np.set_printoptions(precision=1), True),
     "a function of numpy": (lambda: patch(np, "sum", np.prod), False),
+    "a transform of numpy": (lambda: patch(np.fft, "fft", lambda x: x), False),
     "a draw of Python": (lambda: patch(random, "random", lambda: 0.5), False),
     "asyncio.run": (lambda: asyncio.run(asyncio.sleep(0)), True),
     "recursion": (lambda: sys.setrecursionlimit(200), True),
@@ -208,6 +250,18 @@ POLLUTERS: dict[str, tuple[Callable[[], Any], bool | None]] = {
     "a new builtin": (lambda: patch(builtins, "POLLUTED", 1), False),
     "mathematics": (lambda: patch(math, "pi", 3), False),
     "JSON": (lambda: patch(json, "dumps", lambda *_, **__: "{}"), False),
+    "a method of JSON": (lambda: patch(json.JSONEncoder, "default", lambda self, value: "X"), False),
+    "a method of paths": (lambda: patch(pathlib.PurePath, "with_name", lambda self, name: self), False),
+    "pickles": (lambda: patch(pickle, "loads", lambda data: 0), False),
+    "a reduction": (lambda: patch(functools, "reduce", max), False),
+    "counters": (lambda: patch(collections.Counter, "most_common", lambda self: []), False),
+    "programs": (lambda: patch(subprocess, "run", lambda *_, **__: None), False),
+    "exits": (lambda: patch(sys, "exit", lambda *_: None), False),
+    "a module of Python": (lambda: replace_module("json"), True),
+    "a stand-in for a library": (lambda: replace_module("wandb"), True),
+    "how output is written": (lambda: sys.stdout.reconfigure(encoding="ascii", line_buffering=False), True),
+    "what writes output": (lambda: patch(sys.stdout, "write", len), True),
+    "exceptions of arithmetic": (lambda: LIBC.feenableexcept(4), None),
     "time": (lambda: patch(time, "time", lambda: 0.0), False),
     "excepthook": (lambda: patch(sys, "excepthook", lambda *_: None), False),
     "a finder": (lambda: sys.meta_path.append(type("Finds", (), {"find_spec": lambda *_: None})()), False),
@@ -323,6 +377,8 @@ IDIOMS: dict[str, Callable[[], Any]] = {
     "text": lambda: str([f"{math.pi:n}", json.dumps({"a": sum([1.5, 2])}), time.strftime("%H", time.localtime(0))]),
     "a deep call": lambda: str(deep(400)),
     "surroundings": lambda: str([os.getcwd(), sorted(os.environ.items()), sys.path, sys.argv, os.umask(0o22)]),
+    "modules": lambda: str([importlib.import_module("json").dumps(["a"]), "wandb" in sys.modules]),
+    "output": lambda: str([sys.stdout.encoding, sys.stdout.line_buffering, "write" in vars(sys.stdout)]),
     "a log": logged,
     "warnings": warned,
     "settings": lambda: str([torch.get_num_threads(), gc.isenabled(), gc.get_threshold(), time.time() > 1e9,

@@ -20,11 +20,12 @@ import torch
 
 from gnnsys.jobs import GraphHolder, Queue, noted_graphs, release_graphs, shared_graph
 from gnnsys.jobs.job_spec import JOB_VARIABLES
+from gnnsys.jobs.opened_files import watch_imports
 from tests.jobs.queue_jobs import FOLDER
 from tests.jobs.queue_services import DEADLINE, service
 
 DATA = """
-import glob, json, os, random, sqlite3, tempfile
+import functools, glob, json, os, random, sqlite3, tempfile
 from pathlib import Path
 import numpy as np, torch
 from graph_helper import SCALE
@@ -39,6 +40,11 @@ def made(value):
 
 def reads(path):
     return made(Path(path).read_text())
+
+def updates(path):
+    with open(path, "a+") as file:
+        file.seek(0)
+        return made(file.read())
 
 def tries(path):
     try:
@@ -66,6 +72,40 @@ def fills():
 def draws(seed=0):
     count()
     return {"x": torch.cat([torch.rand(4), torch.tensor([np.random.rand(), random.random()])])}
+
+class Reader:
+    value = 0
+
+    def __init__(self, value):
+        self.value = value
+
+    def read(self):
+        return made(self.value)
+
+    @classmethod
+    def default(cls):
+        return made(cls.value)
+
+class Other(Reader):
+    value = 1
+
+def times(factor):
+    def decorate(function):
+        @functools.wraps(function)
+        def call():
+            return {"x": function()["x"] * factor}
+        return call
+    return decorate
+
+def one():
+    return made(1)
+
+two = times(2)(one)
+bound = Reader(1).read
+default = Other.default
+
+def first(of):
+    return made(next(iter(of)) if isinstance(of, dict) else of[0])
 
 def writes(path):
     with tempfile.TemporaryFile() as file:
@@ -102,6 +142,11 @@ class Jobs:
             sys.modules.pop(name, None)
         importlib.invalidate_caches()
         sys.path_importer_cache.clear()
+        watch_imports()
+
+    def set_variable(self, name: str, value: str) -> None:
+        """As a job does by itself, in os.environ."""
+        self._patch.setenv(name, value)
 
     @property
     def num_made(self) -> int:
@@ -174,6 +219,33 @@ def a_variable(jobs: Jobs, value: int) -> tuple[str, dict[str, Any]]:
     return "asks", {"name": "TEST_GRAPH_VALUE"}
 
 
+def a_variable_that_the_job_sets(jobs: Jobs, value: int) -> tuple[str, dict[str, Any]]:
+    jobs.enter(jobs.folder)
+    jobs.set_variable("TEST_GRAPH_VALUE", str(value))
+    return "asks", {"name": "TEST_GRAPH_VALUE"}
+
+
+def a_file_that_is_updated(jobs: Jobs, value: int) -> tuple[str, dict[str, Any]]:
+    (jobs.folder / "updated.txt").write_text(str(value))
+    jobs.enter(jobs.folder)
+    return "updates", {"path": str(jobs.folder / "updated.txt")}
+
+
+def a_file_with_the_time_of_another(jobs: Jobs, value: int) -> tuple[str, dict[str, Any]]:
+    (jobs.folder / "old.txt").write_text(str(value))
+    os.utime(jobs.folder / "old.txt", (1, 1))
+    jobs.enter(jobs.folder)
+    return "reads", {"path": str(jobs.folder / "old.txt")}
+
+
+def a_file_that_a_module_reads(jobs: Jobs, value: int) -> tuple[str, dict[str, Any]]:
+    (jobs.folder / "scale.txt").write_text(str(value))
+    if value == 1:
+        jobs.write_helper("float(open(__file__.replace('graph_helper.py', 'scale.txt')).read())")
+    jobs.enter(jobs.folder)
+    return "scales", {}
+
+
 def a_module_that_its_own_imports(jobs: Jobs, value: int) -> tuple[str, dict[str, Any]]:
     jobs.write_helper(f"{value} + {'0 + ' * value} 0")  # a new size: Python's own cache of modules goes by seconds
     jobs.enter(jobs.folder)
@@ -193,6 +265,10 @@ CHANGES: tuple[Callable[[Jobs, int], tuple[str, dict[str, Any]]], ...] = (
     a_file_more,
     a_database,
     a_variable,
+    a_variable_that_the_job_sets,
+    a_file_that_is_updated,
+    a_file_with_the_time_of_another,
+    a_file_that_a_module_reads,
     a_module_that_its_own_imports,
     a_default_dtype,
 )
@@ -213,6 +289,20 @@ def test_a_job_gets_what_its_function_returns_for_it_and_shares_it_with_its_like
         assert seen[0].dtype != seen[1].dtype or not torch.equal(*seen), "the case changes nothing"
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("function", ["bound", "default", "two"])
+def test_a_function_that_keeps_values_of_its_own_is_refused(function: str, jobs: Jobs) -> None:
+    with pytest.raises(ValueError, match="give a function of a module, and what it needs as arguments"):
+        jobs.get(function)
+
+
+def test_arguments_reach_the_function_as_the_json_that_names_the_graph(jobs: Jobs) -> None:
+    assert jobs.get("first", of=(3, 4)).item() == jobs.get("first", of=[3, 4]).item() == 3
+    assert jobs.get("first", of={"5": 0, "6": 0}).item() == jobs.get("first", of={"6": 0, "5": 0}).item() == 5
+    assert jobs.num_made == 2
+    with pytest.raises(ValueError, match=r"must be JSON, got .*: names must be text"):
+        jobs.get("first", of={5: 0})
 
 
 def states() -> tuple[Any, ...]:
@@ -276,6 +366,33 @@ def test_what_a_function_writes_itself_and_what_jobs_import_beside_it_change_not
     with tempfile.NamedTemporaryFile():  # the folder of temporary files changes
         assert jobs.get("writes", path=path).item() == 5.0
     assert jobs.num_made == 1
+
+
+ON_IMPORT = """
+from pathlib import Path
+import torch
+from gnnsys.jobs import shared_graph
+from tests.jobs.queue_jobs import linear
+
+VALUE = float(Path("value.txt").read_text())
+
+def features():
+    return {"x": torch.full((8,), VALUE)}
+
+def job():
+    x = shared_graph(features, device="cpu")["x"]
+    return linear(evaluate=lambda model: {"sum": x.double().sum().item()})
+"""
+
+
+def test_a_job_of_a_queue_gets_no_graph_of_what_another_ones_modules_have_read(queue: Queue, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(ON_IMPORT)
+    with service(queue.folder.path, workers=1) as running:
+        for value in (1, 2):
+            (tmp_path / "value.txt").write_text(str(value))
+            queue.submit("own:job", folder=tmp_path, environment={"PYTHONPATH": str(FOLDER)}, memory="1M")
+            (ended,) = running.run_until_empty(DEADLINE)
+            assert ended.result["sum"] == 8 * value, ended.error
 
 
 JOB = """
