@@ -20,12 +20,22 @@ _METHODS = ("sample", "sample_blocks", "assign_lazy_features")  # what DGL's own
 
 
 def overridden_method(sampler: Any) -> str | None:
-    """The first method of DGL's samplers that is a user's own, in a subclass or in the object; None if all are ours."""
+    """The first method of DGL's samplers that is a user's own; None if all are ours.
+
+    It may be defined in a subclass, or assigned to the object or to a class of ours.
+    """
     for name in _METHODS:
-        owner = next((kind for kind in type(sampler).__mro__ if name in vars(kind)), object)
-        if name in vars(sampler) or owner.__module__.partition(".")[0] not in ("builtins", "dgl", "gnnsys"):
+        owner = next((kind for kind in type(sampler).__mro__ if name in vars(kind)), None)
+        if name in vars(sampler) or (owner is not None and not _is_ours(owner, vars(owner)[name])):
             return name
     return None
+
+
+def _is_ours(owner: type, method: Any) -> bool:
+    """Whether both the class and the method are of gnnsys or DGL. `functools.wraps` copies a method's `__module__`, but
+    not its globals."""
+    modules = owner.__module__, getattr(method, "__globals__", {}).get("__name__", "")
+    return all(module.partition(".")[0] in ("dgl", "gnnsys") for module in modules)
 
 
 class CalledSampler:

@@ -55,24 +55,29 @@ class LaborSampler(NeighborSampler):
         )
         self.importance_sampling = importance_sampling
         self.layer_dependency = layer_dependency
-        self._labor: weakref.WeakKeyDictionary[Any, Labor] = weakref.WeakKeyDictionary()
+        # Each with the options that it was made with, which a user may change
+        self._labor: weakref.WeakKeyDictionary[Any, tuple[Any, Labor]] = weakref.WeakKeyDictionary()
         self._seed: int | None = None
         self._count = 0
 
     def set_seed(self, random_seed: int | None = None) -> None:
-        """Fixes what the next calls of `sample` draw; None: torch's generator decides, as without it."""
+        """Fixes what the next calls of `sample` draw; None: torch's generator decides, as without it.
+
+        In our DataLoader its `seed` decides, so that batches do not depend on threads and a run can be resumed.
+        """
         self._seed, self._count = random_seed, 0
 
-    def _key(self) -> SampleKey:
+    def _fresh_key(self) -> SampleKey:
         if self._seed is None:
-            return super()._key()
+            return super()._fresh_key()
         self._count += 1
         return SampleKey(self._seed, 0, self._count - 1)
 
     def native(self, structure: DglStructure | PartsStructure) -> Labor:
-        if structure not in self._labor:
-            self._labor[structure] = self._make(structure, structure.graph)
-        return self._labor[structure]
+        known, options = self._labor.get(structure), (self.importance_sampling, self.layer_dependency)
+        if known is None or known[0] != options:
+            known = self._labor[structure] = options, self._make(structure, structure.graph)
+        return known[1]
 
     def drawn_by(self, structure: DglStructure | PartsStructure, graph: Any) -> dict[str, Any]:
         return {"sampler": self._make(structure, graph)}

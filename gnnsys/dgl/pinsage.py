@@ -51,14 +51,17 @@ class RandomWalkNeighborSampler:
         self.G, self.ntype, self.metapath = G, steps[0][0], list(metapath)
         self.num_traversals, self.num_random_walks, self.num_neighbors = num_traversals, num_random_walks, num_neighbors
         self.termination_prob, self.weight_column = termination_prob, weight_column
-        self._steps = [_out_edges(G, step) for step in steps]
+        self._edge_types = steps
+        self._edges = _Edges(G, steps)
 
     def __call__(self, seed_nodes: Any) -> Any:
         """A graph of `ntype` with an edge to each seed from the nodes that its walks visited most, and the counts."""
+        if self._edges.index is not self.G._graph:
+            self._edges = _Edges(self.G, self._edge_types)
         seeds = as_ids(seed_nodes, self.G.num_nodes(self.ntype), "seed_nodes", "node").long().cpu()
         roots = torch.repeat_interleave(seeds, self.num_random_walks)
         key = stream_key(draw_key().seed)
-        visits = metapath_walks(self._steps, roots, self.num_traversals, key=key, stop_prob=self.termination_prob)
+        visits = metapath_walks(self._edges.steps, roots, self.num_traversals, key=key, stop_prob=self.termination_prob)
         per_seed = visits.view(seeds.numel(), self.num_random_walks * self.num_traversals)
         visited = most_visited(per_seed, self.num_neighbors)
         src, dst = visited.ids.to(self.G.idtype), seeds[visited.root].to(self.G.idtype)
@@ -93,6 +96,14 @@ class PinSAGESampler(RandomWalkNeighborSampler):
         metapath = [there[0], back[0]]
         walks = (num_traversals, termination_prob, num_random_walks, num_neighbors)
         super().__init__(G, *walks, metapath=metapath, weight_column=weight_column)
+
+
+class _Edges:
+    """A copy of the edges that walks go along, a `CSC` for each step, and the DGL index that they were copied from."""
+
+    def __init__(self, G: Any, edge_types: Sequence[Any]) -> None:
+        self.index = G._graph  # DGL replaces it when edges are added or removed
+        self.steps = [_out_edges(G, edge_type) for edge_type in edge_types]
 
 
 def _out_edges(G: Any, edge_type: Any) -> CSC:

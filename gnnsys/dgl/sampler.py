@@ -19,7 +19,7 @@ from gnnsys.dgl.structure import DglStructure
 from gnnsys.graph import NodeType
 from gnnsys.loader import knows_words
 from gnnsys.ops import stream_key
-from gnnsys.sampling import Block, DistGraph, SampleKey, Sampler
+from gnnsys.sampling import Block, DistGraph, SampleKey, Sampler, is_fanout
 
 
 class NeighborSampler(dgl.dataloading.BlockSampler):
@@ -123,13 +123,20 @@ class NeighborSampler(dgl.dataloading.BlockSampler):
 
     def _key(self) -> SampleKey:
         keys = self._keys.get(threading.get_ident())
-        return draw_key() if keys is None else next(keys)
+        return self._fresh_key() if keys is None else next(keys)
+
+    def _fresh_key(self) -> SampleKey:
+        """Outside `drawing`."""
+        return draw_key()
 
 
 def check_fanouts(fanouts: Any) -> None:
-    """ValueError for what is no list."""
+    """ValueError for what is no list, and for entries that are no fanouts."""
     if isinstance(fanouts, (str, Mapping)) or not hasattr(fanouts, "__iter__"):
         raise ValueError(f"fanouts must be a list with an entry for each layer, got {fanouts!r}: write [{fanouts!r}]")
+    for fanout in fanouts:
+        if not all(map(is_fanout, fanout.values() if isinstance(fanout, Mapping) else [fanout])):
+            raise ValueError(f"fanouts must be -1 (all) or whole numbers >= 0, got {fanout!r}")
 
 
 def draw_key() -> SampleKey:

@@ -208,19 +208,24 @@ class SAINTSampler(InducedSampler):
     ) -> None:
         super().__init__(output_device)
         self.prefetch_ndata, self.prefetch_edata = prefetch_ndata or [], prefetch_edata or []
-        if mode not in ("node", "edge", "walk"):
-            raise ValueError(f"mode must be 'node', 'edge' or 'walk', got {mode!r}")
-        if isinstance(budget, int) == (mode == "walk"):
-            wanted = "(number of roots, length)" if mode == "walk" else "a number"
-            raise ValueError(f"budget must be {wanted} for mode={mode!r}, got {budget!r}")
         self.mode, self.budget, self.cache = mode, budget, cache
-        self._native: weakref.WeakKeyDictionary[Any, SaintSampler] = weakref.WeakKeyDictionary()
+        self._check_options()
+        # Each with the options that it was made with, which a user may change
+        self._native: weakref.WeakKeyDictionary[Any, tuple[str, SaintSampler]] = weakref.WeakKeyDictionary()
 
     @property
     def prefetched(self) -> Prefetched:
         return Prefetched(self.prefetch_ndata, None, self.prefetch_edata)
 
+    def _check_options(self) -> None:
+        if self.mode not in ("node", "edge", "walk"):
+            raise ValueError(f"mode must be 'node', 'edge' or 'walk', got {self.mode!r}")
+        if isinstance(self.budget, int) == (self.mode == "walk"):
+            wanted = "(number of roots, length)" if self.mode == "walk" else "a number"
+            raise ValueError(f"budget must be {wanted} for mode={self.mode!r}, got {self.budget!r}")
+
     def _make(self, graph: Graph, num_subgraphs: int) -> SaintSampler:
+        self._check_options()
         options: dict[str, Any] = {"num_subgraphs": num_subgraphs, "coverage": 0, "ascending": True}
         if not isinstance(self.budget, int):
             return SaintWalkSampler(graph, *self.budget, **options)
@@ -236,9 +241,10 @@ class SAINTSampler(InducedSampler):
     def sample(self, g: Any, indices: Any) -> Any:
         """A subgraph, by torch's generator; `indices` says nothing, as in DGL."""
         structure = self.structure(g)
-        if structure not in self._native:
-            self._native[structure] = self._make(_flipped(structure.graph), 1)
-        sample = self._native[structure].sample(torch.zeros(1, dtype=torch.int64, device="cpu"), key=draw_key())
+        known, options = self._native.get(structure), repr((self.mode, self.budget))
+        if known is None or known[0] != options:
+            known = self._native[structure] = options, self._make(_flipped(structure.graph), 1)
+        sample = known[1].sample(torch.zeros(1, dtype=torch.int64, device="cpu"), key=draw_key())
         return self._to_dgl(structure, replace(sample, row=sample.col, col=sample.row))
 
     def make_loader(

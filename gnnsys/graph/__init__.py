@@ -31,6 +31,7 @@ from gnnsys.graph.graph import Graph
 from gnnsys.graph.graph_ids import (
     ORIGINAL,
     GraphIds,
+    ambiguous_rows,
     check_numbering,
     check_order,
     check_rows_of_inputs,
@@ -51,7 +52,7 @@ from gnnsys.graph.names_in_errors import did_you_mean, in_words, some
 from gnnsys.graph.npy import load_npy, load_npz_arrays, map_npy
 from gnnsys.graph.ogb import from_ogb, from_ogb_dict
 from gnnsys.graph.packed_graph import PackPlan, pack_plan, unpack
-from gnnsys.graph.row_checks import UnfitRows, check_data, check_weight, is_source, unfit_rows
+from gnnsys.graph.row_checks import UnfitRows, check_data, check_weight, is_source, unfit_rows, warn_of_unfit_rows
 from gnnsys.graph.saved_graph import save
 from gnnsys.graph.schema import EDGE, NODE, EdgeType, NodeType, edge_type_key
 from gnnsys.graph.sparse_rows import sparse_rows_in
@@ -80,6 +81,7 @@ __all__ = [
     "PackPlan",
     "RawFile",
     "UnfitRows",
+    "ambiguous_rows",
     "as_graph",
     "as_ids",
     "as_integers",
@@ -138,5 +140,6 @@ __all__ = [
     "typed_graph",
     "unfit_rows",
     "unpack",
+    "warn_of_unfit_rows",
     "write_manifest",
 ]

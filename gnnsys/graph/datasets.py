@@ -16,7 +16,7 @@ from pathlib import Path
 from gnnsys.graph.files import PICKLED, load
 from gnnsys.graph.generate import planted_noise, rmat, sbm, typed_graph
 from gnnsys.graph.graph import Graph
-from gnnsys.graph.tables import DELIMITERS
+from gnnsys.graph.tables import FILE_ENDINGS
 
 _GENERATORS: dict[str, Callable[..., Graph]] = {
     "planted": planted_noise,
@@ -24,7 +24,7 @@ _GENERATORS: dict[str, Callable[..., Graph]] = {
     "sbm": sbm,
     "typed": typed_graph,
 }
-_FILE_ENDINGS = (".npz", ".parquet", *DELIMITERS, *PICKLED)  # of what is a file that is not there, not a dataset
+_FILE_ENDINGS = (*FILE_ENDINGS, *PICKLED)  # of what is a file that is not there, not a dataset
 _SCALE = {"": 1, "k": 1_000, "m": 1_000_000, "b": 1_000_000_000}
 _SPEC = re.compile(r"(planted|rmat|sbm|typed)-(\d+(?:\.\d+)?)([kmb]?)(?::(.*))?", re.IGNORECASE)
 _RMAT_DEGREE = 20

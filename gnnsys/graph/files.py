@@ -12,7 +12,7 @@ from gnnsys.graph.capacity import check_num_nodes
 from gnnsys.graph.graph import Graph
 from gnnsys.graph.npz import load_npz
 from gnnsys.graph.saved_graph import load_saved
-from gnnsys.graph.tables import DELIMITERS, NO_EDGES, is_table, table_pieces
+from gnnsys.graph.tables import FILE_ENDINGS, NO_EDGES, is_table, table_pieces
 
 PICKLED = (".pt", ".pth", ".bin")  # what torch.save wrote, as a rule
 
@@ -56,7 +56,7 @@ def unknown_ending(path: Path) -> ValueError:
             f'Python: gnnsys.partition.partition_graph(torch.load("{path}", '
             'weights_only=False), 2, "parts/")'
         )
-    known = ", ".join([".npz", ".parquet", *DELIMITERS])
+    known = ", ".join(FILE_ENDINGS)
     return ValueError(f"path {str(path)!r}: its ending says nothing to us, expected a directory or one of {known}")
 
 

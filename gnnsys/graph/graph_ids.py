@@ -79,10 +79,15 @@ def check_order(graph: NumberedGraph, order: str | None, where: str) -> None:
     if order not in (ORIGINAL, GLOBAL, None):
         raise ValueError(f'{where}: order must be "original" or "global", got {order!r}')
     if order is None and graph.numbering != ORIGINAL:
-        raise ValueError(
-            f'{where}: rows of a tensor are ambiguous on parts: write order="original" for rows by the ids of the '
-            'graph before it was cut, or order="global" for rows by the ids that parts and batches have'
-        )
+        raise ambiguous_rows(where)
+
+
+def ambiguous_rows(where: str) -> ValueError:
+    """The error for a tensor of rows on parts without an order."""
+    return ValueError(
+        f'{where}: rows of a tensor are ambiguous on parts: write order="original" for rows by the ids of the '
+        'graph before it was cut, or order="global" for rows by the ids that parts and batches have'
+    )
 
 
 def check_rows_of_inputs(graph: NumberedGraph, inputs: Any, **rows: Any) -> None:

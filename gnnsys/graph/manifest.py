@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from gnnsys.graph.disk_room import naming, room_for
+from gnnsys.graph.tables import FILE_ENDINGS
 
 MANIFEST = "manifest.json"
 
@@ -183,8 +184,12 @@ def _how_to_make(folder: Path, wanted: str) -> str:
             ": it describes a partition of DGL's, which gnnsys does not read; make parts of the DGL graph itself, by "
             "gnnsys.partition.partition_graph(graph, P, DIR)"
         )
-    source = str(folder) if folder.is_file() else "SOURCE"
-    return f"; make one with: gnnsys partition {source} --parts P --out DIR"
+    is_file = folder.is_file()
+    source = str(folder) if is_file and folder.suffix in FILE_ENDINGS else "SOURCE"
+    made = f"; make one with: gnnsys partition {source} --parts P --out DIR"
+    if is_file and source == "SOURCE":
+        made += f", where SOURCE is a saved graph or a file whose name ends in one of {', '.join(FILE_ENDINGS)}"
+    return made
 
 
 def _is_as_written(text: str) -> bool:

@@ -24,12 +24,14 @@ Columns = Mapping[str, Tensor]
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # what some programs write before UTF-8
 COMMENTS = ("#", "%")
 DELIMITERS: dict[str, str | None] = {".csv": ",", ".tsv": "\t", ".txt": None, ".edges": None}
+FILE_ENDINGS = (".npz", ".parquet", *DELIMITERS)  # of the files that a graph is read from
 NO_EDGES = "there are no edges in it: give a file with an edge per line, or say num_nodes where none is meant"
 _NUMBER_THEM = (
     "ids must be 0 to N-1: number names by numpy.unique(names, return_inverse=True), of both columns together if their "
     "nodes are of one type, else of each column alone, for Graph.from_edge_indices"
 )
 _INTEGERS = ("src", "dst", "time")
+_KNOWN = (*_INTEGERS, "weight", "edge_weight")  # columns that mean something already: not suggested as an end
 _FLOAT32_MAX = torch.finfo(torch.float32).max
 _PIECE_BYTES = 1 << 23
 _BYTES_PER_ROW = 16  # of a typical edge in text: pieces of text and of parquet hold about as many rows
@@ -85,8 +87,13 @@ def _no_column(path: Path, name: str, names: Iterable[str], columns: Sequence[st
             f"{said}; name them in their order, the two ends of an edge src and dst: columns=['src', 'dst', ...] "
             "(--columns src,dst,...)"
         )
-    called = ",".join(dict(zip(listed, ("src", "dst"), strict=False)).get(each, each) for each in listed)
-    return ValueError(f"{said}; columns= calls the two ends of an edge src and dst, such as --columns {called}")
+    said += "; columns= calls the two ends of an edge src and dst"
+    missing = [each for each in ("src", "dst") if each not in listed]
+    unknown = [each for each in listed if each not in _KNOWN]
+    if len(unknown) < len(missing):
+        return ValueError(said)
+    renamed = dict(zip(unknown, missing, strict=False))
+    return ValueError(f"{said}, such as --columns {','.join(renamed.get(each, each) for each in listed)}")
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from gnnsys.loader.schedule import Schedule
 from gnnsys.ops import hop_workspaces
 from gnnsys.pipeline import Stage
 from gnnsys.planning import ExecutionPlan, Way
-from gnnsys.sampling import DistGraph, EdgeFilter, NeighborSampler, Sampler, batch_visits
+from gnnsys.sampling import DistGraph, EdgeFilter, NeighborSampler, Sampler, batch_visits, seeds_alone
 from gnnsys.seeds import InputIds, InputNodes
 
 _log = logging.getLogger(__name__)
@@ -157,10 +157,9 @@ class NeighborLoader(Loader):
             if num_neighbors is None:
                 raise ValueError("num_neighbors must be given, a fanout per hop, unless you bring your own sampler")
             made = draws.make_sampler(graph, num_neighbors, where)
-            if _way is None and expand == "new" and made.num_hops and not made.takes_neighbors:
-                _log.warning(
-                    "num_neighbors=%s takes no neighbours, batches have their seeds alone: -1 takes all", num_neighbors
-                )
+            alone = seeds_alone(made.fanouts)
+            if _way is None and expand == "new" and alone is not None:
+                _log.warning("%s", alone)
         elif num_neighbors is not None or not draws.are_default:
             raise ValueError("your sampler decides what is sampled: leave num_neighbors and options of ours away")
         chosen: Any = sampler if made is None else made

@@ -78,6 +78,7 @@ class KnownLinks:
             raise ValueError("head, tail and relation must be at least 0")
         ends = {"head": head.long().cpu(), "tail": tail.long().cpu()}
         self.looks_joined = _looks_joined(**ends)
+        self._ranges = {end: (int(ids.min()), int(ids.max())) for end, ids in ends.items() if ids.numel()}
         self._relation = relation.long().cpu()
         self._num_relations = int(self._relation.max()) + 1 if head.numel() else 1
         self._keys: dict[str, Tensor] = {}  # by the wanted end: (known end, relation) as one number, ascending
@@ -89,6 +90,16 @@ class KnownLinks:
             pairs = torch.stack([keys[order], ends[wanted][order]])
             pairs = pairs.unique_consecutive(dim=1)
             self._keys[wanted], self._ends[wanted] = pairs[0].contiguous(), pairs[1].contiguous()
+
+    def check_ends(self, tables: Mapping[str, RowTable]) -> None:
+        """ValueError unless both ends are ids within their tables."""
+        for end, (least, most) in self._ranges.items():
+            num_rows = int(tables[end].shape[0])
+            if most >= num_rows:
+                raise ValueError(
+                    f"known: {end} must be in [0, {num_rows}), the rows that there are, got {least} to {most}: these "
+                    "may be ids of all types joined, or head and tail may be swapped. Give ids within each type"
+                )
 
     def _key(self, known: Tensor, relation: Tensor) -> Tensor:
         return known * self._num_relations + relation
@@ -131,10 +142,10 @@ def rank_links(
     `rows` is one table where both ends are of one type: candidates are all of its rows. On a typed graph it is a dict
     of tables by node type, and `edge_type` names the types of head and tail: a product is ranked among products alone.
     `head`, `tail` and `relation` are int64 [links], ids within their own table, as are those of `known`. A single
-    table in which all heads come before (or after) all tails looks like two joined types and is refused, unless
-    `edge_type` names the same type at both ends. With `known`, other ends that are known to be true do not count.
-    Scores are made where the rows are, CPU or GPU. `tile`: links and candidates that are compared at once; memory is
-    what their scores and rows take, whatever the number of links and of nodes.
+    table in which all heads come before (or after) all tails, of the links or of `known`, looks like two joined types
+    and is refused, unless `edge_type` names the same type at both ends. With `known`, other ends that are
+    known to be true do not count. Scores are made where the rows are, CPU or GPU. `tile`: links and candidates that are
+    compared at once; memory is what their scores and rows take, whatever the number of links and of nodes.
 
     >>> from gnnsys.nn import DistMult, Dot
     >>> rows, links = torch.randn(100, 8), torch.randint(100, (2, 20))
@@ -150,7 +161,9 @@ def rank_links(
     tables = _tables(rows, edge_type)
     for end, ids in (("head", head), ("tail", tail)):
         _check_table(end, ids, tables[end], getattr(decoder, "dim", None))
-    if edge_type is None and (_looks_joined(head, tail) if known is None else known.looks_joined):
+    if known is not None:
+        known.check_ends(tables)
+    if edge_type is None and (_looks_joined(head, tail) or (known is not None and known.looks_joined)):
         raise ValueError(
             "rows: every head comes before every tail, or after it: this looks like rows of two node types in one "
             "table, and both would be candidates. Give rows by type, {'a': ..., 'b': ...}, ids within each type and "

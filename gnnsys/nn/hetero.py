@@ -9,14 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from gnnsys.graph import EdgeType, NodeType, some
-from gnnsys.nn.layer import check_edge_rows
+from gnnsys.nn.input_errors import is_ours, why_unfit_by_type, widths_of
+from gnnsys.nn.layer import GraphLayer, TypedLayer, check_edge_rows, takes_edge_rows
 from gnnsys.nn.typed_inputs import TypedEdges, TypedInputs, TypedRows, module_key, resolve_typed
 from gnnsys.sampling import Block
 
 JOINS = ("sum", "mean", "max", "min", "cat")
 
 
-class HeteroConv(nn.Module):
+class HeteroConv(TypedLayer):
     """For every node type, the join of what the layers of the edge types that lead to it make.
 
     `convs` has a layer per edge type: one of ours, or any module that is called as `conv(x, edges)`, where x is one
@@ -65,11 +66,7 @@ class HeteroConv(nn.Module):
         An edge type that the layer knows and `edges` has not is left out, with all that its layer makes of destinations
         themselves: as in PyG. Give it without edges, [2, 0], where that is not meant; models of ours do so.
         """
-        for name, by_type in edge_rows_dict.items():
-            if not name.endswith("_dict"):
-                raise ValueError(f"{name} must be given by edge type: write {name}_dict={{edge type: {name}}}")
-            layers = [self.convs[module_key(t)] for t in by_type if t in self.edge_types] or self.convs.values()
-            check_edge_rows(self, [name.removesuffix("_dict")], layers if by_type else (), "_dict")
+        self.check_edge_rows(edge_rows_dict, self)
         given = resolve_typed(x, edges, self.edge_types, type(self).__name__)
         structures: Mapping[EdgeType, Any] = edges.csc if isinstance(edges, Block) else edges
         parts: dict[NodeType, list[Tensor]] = {}
@@ -83,6 +80,33 @@ class HeteroConv(nn.Module):
             if node_type not in joined and module_key(node_type) in self.alone:
                 joined[node_type] = self.alone[module_key(node_type)](given.dst(node_type))
         return joined
+
+    def check_edge_rows(self, edge_rows_dict: Mapping[str, Any], model: nn.Module) -> None:
+        """ValueError, in the name of `model`, for rows of edges whose edge types' layers do not take them.
+
+        A name without rows of any type here must be known to one of the layers.
+        """
+        for name, by_type in edge_rows_dict.items():
+            own = [t for t in by_type if t in self.edge_types] if isinstance(by_type, Mapping) else []
+            layers = [self.convs[module_key(t)] for t in own] or list(self.convs.values())
+            if own or not any(takes_edge_rows(layer, name.removesuffix("_dict")) for layer in layers):
+                check_edge_rows(model, [name], layers, "_dict")
+            if not name.endswith("_dict"):
+                raise ValueError(f"{name} must be given by edge type: write {name}_dict={{edge type: {name}}}")
+
+    def why_unfit(self, x: Mapping[NodeType, Any]) -> str | None:
+        for edge_type in self.edge_types:
+            conv, (src, _, dst) = self.convs[module_key(edge_type)], edge_type
+            if isinstance(conv, GraphLayer) and is_ours(conv) and src in x and dst in x:
+                width_src, width_dst = widths_of(conv)
+                widths = {src: width_src} if src == dst else {src: width_src, dst: width_dst}
+                if (why := why_unfit_by_type(conv, x, widths)) is not None:
+                    return why
+        for node_type in self.alone_types:
+            own = self.alone[module_key(node_type)]
+            if isinstance(own, nn.Linear) and (why := why_unfit_by_type(own, x, {node_type: own.in_features})):
+                return why
+        return None
 
     @staticmethod
     def _rows(given: TypedInputs, edge_type: EdgeType) -> Tensor | tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,8 @@ from torch import Tensor, nn
 
 from gnnsys.graph import NodeType
 from gnnsys.nn.init import glorot_
+from gnnsys.nn.input_errors import why_unfit_by_type
+from gnnsys.nn.layer import TypedLayer
 from gnnsys.nn.typed_groups import check_widths, typed_relations, widths_by_type
 from gnnsys.nn.typed_inputs import Metadata, TypedEdges, TypedRows, module_key, resolve_typed, types_of
 from gnnsys.ops import edge_softmax, pairs_of, relation_conv, sddmm, spmm
@@ -45,7 +48,7 @@ class RelationMatrices(nn.Module):
         return self.weight.unflatten(0, (self.heads, -1)).transpose(0, 1)
 
 
-class HGTConv(nn.Module):
+class HGTConv(TypedLayer):
     """Attention of every node over its in-edges of all types, with a key, query and value layer per node type.
 
     score(u -r-> v) = q_v . (k_u A_r) p_r / sqrt(d), and x'_v = gelu(sum of softmax * v_u M_r) times a layer per node
@@ -114,6 +117,9 @@ class HGTConv(nn.Module):
             sums = spmm(csc, self._heads(v).to(q.dtype), weight=alpha).flatten(1)
         parts = zip(typed.out_types, sums.split(typed.num_dst), strict=True)
         return {t: self._finished(t, rows, given.dst(t)) for t, rows in parts}
+
+    def why_unfit(self, x: Mapping[NodeType, Any]) -> str | None:
+        return why_unfit_by_type(self, x, dict.fromkeys(self.widths))  # widths were checked
 
     def _part(self, node_type: NodeType, rows: Tensor, part: int) -> Tensor:
         """K, Q or V: a third of the layer, so that none is cut out of a wider row."""

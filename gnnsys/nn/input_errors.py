@@ -5,7 +5,7 @@ Asked only after an error, so that a call that works pays nothing and nothing th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,12 +13,42 @@ from torch import Tensor, nn
 from torch.fx import Proxy
 from torch.nn.parameter import is_lazy
 
+from gnnsys.graph import NodeType
+
+ERRORS = (RuntimeError, ValueError, TypeError, AttributeError)  # of rows that do not fit
+_OURS = f"{__name__.partition('.')[0]}."
+
+
+def may_be_rows(layer: nn.Module, error: Exception) -> bool:
+    """Whether rows that do not fit may have raised this: memory, CUDA and a user's own `forward` are other causes."""
+    if isinstance(error, torch.OutOfMemoryError) or "CUDA error" in str(error):
+        return False
+    return is_ours(layer)
+
+
+def is_ours(layer: nn.Module) -> bool:
+    """Whether its `forward` is one of gnnsys."""
+    return type(layer).forward.__module__.startswith(_OURS)
+
 
 def why_unfit(layer: nn.Module, x: Any) -> str | None:
     """What is wrong with `x`, rows or a pair of them, and what to write; None if it is not the rows."""
-    names = ("x", "x[1]") if not isinstance(x, tuple) else ("x[0]", "x[1]")
-    pairs = zip(names, x if isinstance(x, tuple) else (x,), widths_of(layer), strict=False)
-    return next((why for name, rows, width in pairs if (why := _why(layer, name, rows, width)) is not None), None)
+    names = ("x[0]", "x[1]") if isinstance(x, tuple) else ("x",)
+    for name, rows, width in zip(names, x if isinstance(x, tuple) else (x,), widths_of(layer), strict=False):
+        # rows of destinations may be left out, and layers of relations may look rows up by node ids
+        if rows is None and (name == "x[1]" or hasattr(layer, "num_relations")):
+            continue
+        if (why := _why(layer, name, rows, width)) is not None:
+            return why
+    return None
+
+
+def why_unfit_by_type(layer: nn.Module, x: Mapping[NodeType, Any], widths: Mapping[NodeType, int | None]) -> str | None:
+    """The same for rows by node type. `widths` has the node types that the layer reads, None for an unknown width."""
+    for node_type, width in widths.items():
+        if node_type in x and (why := _why(layer, f"x[{node_type!r}]", x[node_type], width, node_type)) is not None:
+            return why
+    return None
 
 
 def widths_of(layer: nn.Module) -> tuple[int | None, int | None]:
@@ -30,11 +60,10 @@ def widths_of(layer: nn.Module) -> tuple[int | None, int | None]:
     return (src if src is None or src > 0 else None), (dst if dst is None or dst > 0 else None)
 
 
-def _why(layer: nn.Module, name: str, rows: Any, width: int | None) -> str | None:
+def _why(layer: nn.Module, name: str, rows: Any, width: int | None, node_type: NodeType | None = None) -> str | None:
     wanted = f"{type(layer).__name__}({layer.extra_repr()})"
     if rows is None:
-        may_be_none = name == "x[1]" or hasattr(layer, "num_relations")  # of relations, rows are found by node ids
-        return None if may_be_none else f"{wanted} takes rows, {name} is None"
+        return f"{wanted} takes rows, {name} is None"
     if isinstance(rows, Proxy):  # a model is traced, and has other problems
         return None
     if not isinstance(rows, Tensor):
@@ -45,7 +74,9 @@ def _why(layer: nn.Module, name: str, rows: Any, width: int | None) -> str | Non
         if rows.dim() == 1:
             remedy = f"pass {name}.view(-1, 1)" if width == 1 else "pass rows of features"
         else:
-            remedy = f"make the layer with in_channels={rows.shape[-1]}, or pass the rows it was made for"
+            made = "make the layer" if node_type is None else "make the model"
+            of_type = "" if node_type is None else f" for {node_type!r}"
+            remedy = f"{made} with in_channels={rows.shape[-1]}{of_type}, or pass the rows it was made for"
         return f"{wanted} takes rows of width {width}, {found}: {remedy}"
     dtype = next(_dtypes(layer), None)
     casts = rows.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(rows.device.type)

@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.fx import Proxy
 
-from gnnsys.graph import in_words
+from gnnsys.graph import NodeType, in_words
 from gnnsys.nn.halves import Halves, RowWeights
-from gnnsys.nn.input_errors import why_unfit
+from gnnsys.nn.input_errors import ERRORS, may_be_rows, why_unfit
 from gnnsys.nn.plain import note_written
 from gnnsys.ops import CSC
 
-_OURS = f"{__name__.partition('.')[0]}."
 _PYG_TRACER = "torch_geometric.nn.fx"
 
 
@@ -35,20 +34,30 @@ def traced_by_pyg(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def check_edge_rows(model: nn.Module, names: Iterable[str], layers: Iterable[nn.Module], suffix: str = "") -> None:
-    """ValueError for rows of edges that a model is called with and that one of its layers does not take."""
+    """ValueError for rows of edges that a model is called with and that one of its layers does not take.
+
+    `suffix` is what the model's names have in addition to those of its layers.
+    """
     if torch.compiler.is_compiling():  # the layer itself refuses them then
         return
-    for kind in {type(layer): layer for layer in layers}:
+    for kind, layer in {type(layer): layer for layer in layers}.items():
         known = _edge_rows_of(kind)  # type: ignore[arg-type]
         if known is None:
             continue
         for name in names:
-            if name not in known:
+            if name.removesuffix(suffix) not in known:
                 takes = in_words([each + suffix for each in known]) if known else "no rows of edges"
                 instead = _INSTEAD if name.startswith("num_sampled") else ""
-                raise ValueError(
-                    f"{type(model).__name__} has no argument {name + suffix!r}: {kind.__name__} takes {takes}{instead}"
-                )
+                shown = getattr(layer, "layer_name", kind.__name__)
+                raise ValueError(f"{type(model).__name__} has no argument {name!r}: {shown} takes {takes}{instead}")
+
+
+def takes_edge_rows(layer: nn.Module, name: str) -> bool:
+    """Whether a layer has an argument of this name for rows of edges. True while a model is compiled."""
+    if torch.compiler.is_compiling():
+        return True
+    known = _edge_rows_of(type(layer))  # type: ignore[arg-type]
+    return known is None or name in known
 
 
 _INSTEAD = ". To trim a batch, pass num_sampled_nodes alone: the edges of each layer follow from it"
@@ -110,16 +119,18 @@ class GraphLayer(nn.Module):
             return super().__call__(*args, **kwargs)
         try:
             return super().__call__(*args, **kwargs)
-        except (RuntimeError, ValueError, TypeError, AttributeError) as error:
-            is_ours = type(self).forward.__module__.startswith(_OURS)
-            if isinstance(error, torch.OutOfMemoryError) or "CUDA error" in str(error) or not is_ours:
+        except ERRORS as error:
+            if not may_be_rows(self, error):
                 raise
-            x = args[0] if args else kwargs.get("x")
-            is_said = isinstance(error, ValueError) and not isinstance(x, Tensor)  # what the layer takes instead
-            why = None if is_said else why_unfit(self, x)
+            why = self._why_failed(error, args[0] if args else kwargs.get("x"))
             if why is None:
                 raise
             raise ValueError(why) from error
+
+    def _why_failed(self, error: Exception, x: Any) -> str | None:
+        """What is wrong with the rows of a call that failed, and what to write; None if it is not the rows."""
+        is_said = isinstance(error, ValueError) and not isinstance(x, Tensor)  # what the layer takes instead
+        return None if is_said else why_unfit(self, x)
 
     def register_message_forward_hook(self, *_: Any) -> None:
         """PyG's `to_hetero_with_bases` weighs messages by the type of their edge."""
@@ -127,6 +138,26 @@ class GraphLayer(nn.Module):
             f"{type(self).__name__} of gnnsys.nn makes no tensor of messages, and PyG's to_hetero_with_bases changes "
             "those: use to_hetero, gnnsys.nn.RGCNConv(num_bases=...), or PyG's layer of the same name"
         )
+
+
+class TypedLayer(nn.Module):
+    """A layer or model on rows by node type. Where a call fails, the error names the type whose rows do not fit."""
+
+    def why_unfit(self, x: Mapping[NodeType, Any]) -> str | None:
+        """What is wrong with the rows, and what to write; None if it is not the rows. Asked only after an error."""
+        raise NotImplementedError(f"{type(self).__name__} does not say which rows it takes")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return super().__call__(*args, **kwargs)
+        try:
+            return super().__call__(*args, **kwargs)
+        except ERRORS as error:
+            x = args[0] if args else kwargs.get("x")
+            why = self.why_unfit(x) if may_be_rows(self, error) and isinstance(x, Mapping) else None
+            if why is None or why == str(error):  # or a layer has said so
+                raise
+            raise ValueError(why) from error
 
 
 @functools.lru_cache

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from gnnsys.graph import EdgeType, NodeType
 from gnnsys.nn.gat import _drawn_key
 from gnnsys.nn.init import glorot_, zeros_
+from gnnsys.nn.input_errors import why_unfit_by_type
 from gnnsys.nn.layer import GraphLayer
 from gnnsys.nn.layer_inputs import Edges, resolve
 from gnnsys.nn.typed_groups import check_widths, one_width, typed_relations
@@ -104,6 +105,11 @@ class RGATConv(GraphLayer):
         if edge_type is None:
             raise ValueError("edge_type must be given: the relation of each edge, int [num_edges]")
         return self._of_one_type(x, edges, edge_type)
+
+    def _why_failed(self, error: Exception, x: Any) -> str | None:
+        if self.edge_types is None:
+            return super()._why_failed(error, x)
+        return why_unfit_by_type(self, x, dict.fromkeys(x)) if isinstance(x, Mapping) else None  # widths were checked
 
     def _of_one_type(self, x: Tensor, edges: Edges, edge_type: Tensor) -> Tensor:
         given = resolve(x, edges, derives=True)

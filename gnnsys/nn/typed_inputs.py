@@ -92,7 +92,8 @@ def resolve_typed(x: TypedRows, edges: TypedEdges, known: Sequence[EdgeType], la
     An edge type that is not given is one without edges, to all layers but `HeteroConv`, which leaves its layer out.
     """
     given = edges.csc if isinstance(edges, Block) else edges
-    _check_mapping(x, given)
+    check_rows(x)
+    _check_edges(given)
     for edge_type in given:
         if edge_type not in known:
             raise ValueError(
@@ -131,9 +132,13 @@ def resolve_typed(x: TypedRows, edges: TypedEdges, known: Sequence[EdgeType], la
     return TypedInputs(_checked(block), dict(x), order)
 
 
-def _check_mapping(x: TypedRows, edges: Mapping[EdgeType, CSC | Tensor]) -> None:
+def check_rows(x: TypedRows) -> None:
+    """ValueError for rows that are not by node type."""
     if not isinstance(x, Mapping):
         raise ValueError(f"x must be rows by node type, as batch.x_dict, got {type(x).__name__}")
+
+
+def _check_edges(edges: Mapping[EdgeType, CSC | Tensor]) -> None:
     if not isinstance(edges, Mapping):
         raise ValueError(
             f"edges must be a Block or structures by edge type, as batch.edge_index_dict, got {type(edges).__name__}"

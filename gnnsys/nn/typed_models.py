@@ -18,6 +18,8 @@ from gnnsys.nn.gat import GATConv
 from gnnsys.nn.hetero import HeteroConv
 from gnnsys.nn.hgt import HGTConv
 from gnnsys.nn.init import linear
+from gnnsys.nn.input_errors import why_unfit_by_type
+from gnnsys.nn.layer import TypedLayer
 from gnnsys.nn.rgat import RGATConv
 from gnnsys.nn.sage import SAGEConv
 from gnnsys.nn.stack import check_heads, head_widths, stack_widths
@@ -67,17 +69,20 @@ def _hetero_convs(
     return convs
 
 
-class WithOwn(nn.Module):
+class WithOwn(TypedLayer):
     """A typed layer, and a linear layer of each node's own row added to its results."""
 
     def __init__(self, conv: nn.Module, before: Mapping[NodeType, int], width: int, makes: Sequence[NodeType]) -> None:
         super().__init__()
-        self.conv = conv
+        self.conv, self.layer_name = conv, type(conv).__name__  # the layer that users know
         self.own = nn.ModuleDict({module_key(t): nn.Linear(before[t], width) for t in makes})
 
     def reset_parameters(self) -> None:
         for module in [self.conv, *self.own.values()]:
             module.reset_parameters()  # type: ignore[operator]
+
+    def why_unfit(self, x: Mapping[NodeType, Any]) -> str | None:
+        return why_unfit_by_type(self.conv, x, dict.fromkeys(x))  # widths were checked
 
     def forward(self, x: TypedRows, edges: TypedEdges) -> dict[NodeType, Tensor]:
         out = self.conv(x, edges)

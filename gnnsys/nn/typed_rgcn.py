@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from gnnsys.graph import EdgeType, NodeType, some
 from gnnsys.nn.init import glorot_, zeros_
+from gnnsys.nn.input_errors import why_unfit_by_type
+from gnnsys.nn.layer import TypedLayer
 from gnnsys.nn.relation_rows import RelationRows, check_ids
 from gnnsys.nn.rgcn import add_bias
 from gnnsys.nn.typed_groups import check_widths, sum_wide_rows, typed_relations, widths_by_type
@@ -16,7 +19,7 @@ from gnnsys.nn.typed_inputs import TypedEdges, TypedInputs, TypedRows, module_ke
 from gnnsys.ops import relation_conv
 
 
-class TypedRGCNConv(nn.Module):
+class TypedRGCNConv(TypedLayer):
     """x'_v = root_t(x_v) + sum over edge types r of W_r (mean over u -r-> v of x_u) + b_t, t being v's node type.
 
     `edge_types` are those with weights, `makes` the node types with results (those that edge types lead to, by
@@ -114,6 +117,9 @@ class TypedRGCNConv(nn.Module):
             outs[node_type] = like.new_zeros(given.block.num_dst[node_type], self.out_channels)
         biases = {t: self.bias[module_key(t)] if len(self.bias) else None for t in outs}
         return {t: add_bias(outs[t], biases[t]) for t in self.makes if t in outs}
+
+    def why_unfit(self, x: Mapping[NodeType, Any]) -> str | None:
+        return why_unfit_by_type(self, x, dict.fromkeys(self.widths))  # widths were checked
 
     def _summands(self, given: TypedInputs) -> Iterator[tuple[NodeType, Tensor]]:
         if self.by_id is None:

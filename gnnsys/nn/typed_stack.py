@@ -10,13 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gnnsys.graph import EdgeType, NodeType, some
-from gnnsys.nn.layer import check_edge_rows
+from gnnsys.nn.hetero import HeteroConv
+from gnnsys.nn.layer import TypedLayer, check_edge_rows
 from gnnsys.nn.stack import NORMS, check_norm
 from gnnsys.nn.typed_inputs import (
     Metadata,
     NumSampled,
     TypedEdges,
     TypedRows,
+    check_rows,
     module_key,
     resolve_typed,
     typed_prefixes,
@@ -60,7 +62,7 @@ class LayerPlan:
         return [t for t in self.makes[layer] if t not in reached]
 
 
-class TypedStack(nn.Module):
+class TypedStack(TypedLayer):
     """Typed layers with normalisation, ReLU and dropout between them, type by type; the last one is left as it is."""
 
     def __init__(
@@ -93,7 +95,8 @@ class TypedStack(nn.Module):
         without edges, where both of its node types have rows.
         """
         if edge_rows_dict:
-            check_edge_rows(self, edge_rows_dict, self.convs)
+            self._check_edge_rows(edge_rows_dict)
+        check_rows(x)
         per_layer = self._per_layer(x, edges, num_sampled_nodes, edge_rows_dict)
         rows = {t: x[t] for t in self.plan.takes if t in x}
         for index, conv in enumerate(self.convs):
@@ -105,6 +108,18 @@ class TypedStack(nn.Module):
             if index < len(self.convs) - 1:
                 rows = {t: self._between(index, t, r) for t, r in rows.items()}
         return rows
+
+    def _check_edge_rows(self, edge_rows_dict: Mapping[str, Any]) -> None:
+        for conv in self.convs:
+            if isinstance(conv, HeteroConv):
+                conv.check_edge_rows(edge_rows_dict, self)
+            else:
+                check_edge_rows(self, edge_rows_dict, [conv])
+
+    def why_unfit(self, x: Mapping[NodeType, Any]) -> str | None:
+        """Of the first layer, the only one that rows of the user's reach."""
+        first = self.convs[0]
+        return first.why_unfit({t: x[t] for t in self.plan.takes if t in x}) if isinstance(first, TypedLayer) else None
 
     def _per_layer(
         self,

@@ -46,7 +46,13 @@ def check_device(device: torch.device | str | None, name: str = "device") -> tor
         wanted = torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise ValueError(f"{name} must be one of torch's, such as 'cpu' or 'cuda:0', got {device!r}") from error
+    if wanted.type in ("cpu", "meta"):
+        return wanted
     if wanted.type != "cuda":
+        try:
+            torch.empty(0, device=wanted)
+        except (RuntimeError, AssertionError, ImportError) as error:  # by kind of device
+            raise ValueError(f"{name}={str(wanted)!r} is not available here: torch finds {_devices()}") from error
         return wanted
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     index = (torch.cuda.current_device() if count else 0) if wanted.index is None else wanted.index
@@ -54,3 +60,10 @@ def check_device(device: torch.device | str | None, name: str = "device") -> tor
         found = f"{count} CUDA devices" if count else f"no CUDA device. {ASK_DOCTOR}"
         raise ValueError(f"{name}={str(wanted)!r} is not available here: torch finds {found}")
     return torch.device("cuda", index)
+
+
+def _devices() -> str:
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None:
+        return "the CPU alone"
+    return f"the CPU and {torch.accelerator.device_count()} of type {accelerator.type!r}"

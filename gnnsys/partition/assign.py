@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -102,7 +103,7 @@ def assign_parts(
     graph, whose arrays may be mapped files. `folder` is for temporary files.
     """
     options = options or PartitionOptions()
-    check_part_counts(num_parts, trainers_per_part)
+    num_parts, trainers_per_part = check_part_counts(num_parts, trainers_per_part)
     start = time.perf_counter()
     constraints = _constraints(graph, options)
     task = _Task(graph, constraints, num_parts, trainers_per_part, options, memory_limit, folder, progress)
@@ -148,19 +149,30 @@ def plan_assignment(
     None for methods that need next to nothing. ValueError where the limit cannot be kept.
     """
     options = options or PartitionOptions()
-    check_part_counts(num_parts, trainers_per_part)
+    num_parts, trainers_per_part = check_part_counts(num_parts, trainers_per_part)
     return _Task(
         graph, _constraints(graph, options), num_parts, trainers_per_part, options, memory_limit, None, None
     ).plan()
 
 
-def check_part_counts(num_parts: int, trainers_per_part: int) -> None:
+def check_part_counts(num_parts: int, trainers_per_part: int) -> tuple[int, int]:
+    """Both as int. ValueError unless they are whole numbers of at least 1, and not too many together."""
+    num_parts = _whole(num_parts, "num_parts")
+    trainers_per_part = _whole(trainers_per_part, "trainers_per_part")
     if num_parts < 1 or trainers_per_part < 1:
         raise ValueError(f"parts and trainers per part must be at least 1, got {num_parts} and {trainers_per_part}")
     if num_parts * trainers_per_part > MOST_SUBPARTS:
         raise ValueError(
             f"parts times trainers per part must be at most {MOST_SUBPARTS:,}, got {num_parts * trainers_per_part:,}"
         )
+    return num_parts, trainers_per_part
+
+
+def _whole(count: Any, name: str) -> int:
+    try:
+        return operator.index(count)
+    except TypeError:
+        raise ValueError(f"{name} must be a whole number, got {count!r}") from None
 
 
 def _constraints(graph: Graph, options: PartitionOptions) -> Constraints:

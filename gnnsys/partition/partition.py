@@ -12,7 +12,7 @@ from typing import Any
 
 from gnnsys.graph import Graph, as_graph, check_room
 from gnnsys.partition.array_pieces import Progress
-from gnnsys.partition.assign import Assigned, PartitionOptions, assign_parts
+from gnnsys.partition.assign import Assigned, PartitionOptions, assign_parts, check_part_counts
 from gnnsys.partition.clusters import check_clusters, cut_clusters
 from gnnsys.partition.constraints import Balance
 from gnnsys.partition.layout import WHAT, check_parts_target
@@ -61,10 +61,14 @@ def partition_graph(
     >>> graph = gnnsys.graph.dataset("sbm-20k")  # doctest: +SKIP
     >>> partition_graph(graph, 4, "parts", balance=["train", "edges"]).assigned.cut  # doctest: +SKIP
     """
+    num_parts, trainers_per_part = check_part_counts(num_parts, trainers_per_part)
     check_halo_hops(halo_hops)
     if clusters is not None:
         check_clusters(clusters, num_parts * trainers_per_part)
     graph = as_graph(graph)
+    num_nodes = sum(map(graph.num_nodes, graph.node_types))
+    if num_parts > max(1, num_nodes):
+        raise ValueError(f"num_parts is {num_parts:,}, and the graph has only {num_nodes:,} nodes: use fewer parts")
     graph = graph.add_reverse() if add_reverse else graph
     graph.check_in_memory("partitioning a graph")
     options = PartitionOptions(method=method, objective=objective, balance=balance, imbalance=imbalance, seed=seed)

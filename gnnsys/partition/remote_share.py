@@ -74,7 +74,7 @@ def expected_remote(
     where that exceeds `work_limit`. Memory: 12 bytes per node.
     """
     hops = tuple(DEFAULT_FANOUTS if fanouts is None else fanouts)
-    if not hops or any(not isinstance(f, int) or f < -1 for f in hops):
+    if not hops or any(isinstance(f, bool) or not isinstance(f, int) or f < -1 for f in hops):
         raise ValueError(f"fanouts must be a whole number per hop, -1 for all neighbours, got {list(hops)}")
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")

@@ -8,16 +8,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, NodeSamplerInput
 
 import gnnsys.loader
-from gnnsys.graph import EDGE, NODE, Graph, as_integers, as_links, ids_or_mask, is_column, some
+from gnnsys.graph import EDGE, NODE, Graph, as_integers, as_links, ids_or_mask, is_column, some, warn_of_unfit_rows
 from gnnsys.loader import check_link_weights, check_times, edge_index_of, words_of
 from gnnsys.pyg.sampler import NeighborSampler
 from gnnsys.seeds import Share
 
 _log = logging.getLogger(__name__)
+_looked_at: Any = WeakTensorKeyDictionary()  # arrays of users' data
 
 _OF_OURS = ("guide", "execution")  # which a user of our own loaders may well expect here
 TORCH_WORDS = (*words_of(torch.utils.data.DataLoader.__init__), *_OF_OURS)
@@ -84,6 +86,22 @@ def check_exclusion(exclude_supervision: Any, sampler: BaseSampler | None) -> No
             "exclude_supervision is an option of the sampler, and you gave one: write NeighborSampler(data, "
             f"num_neighbors, exclude_supervision={exclude_supervision})"
         )
+
+
+def warn_of_unfit_features(data: Any) -> None:
+    """Warns of features with NaN or infinite values, once for each array. Of large arrays a sample is looked at."""
+    if isinstance(data, Data):
+        stores = [("data", data._store)]
+    elif isinstance(data, HeteroData):
+        stores = [(f"data[{t!r}]", store) for t, store in (*data.node_items(), *data.edge_items())]
+    else:
+        return
+    for where, store in stores:
+        for name, rows in store.items():
+            if type(rows) is not Tensor or rows.layout != torch.strided or rows.dim() < 2 or rows in _looked_at:
+                continue
+            _looked_at[rows] = True
+            warn_of_unfit_rows(rows, f"{where}.{name}")
 
 
 @functools.cache  # once per process

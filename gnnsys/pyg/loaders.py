@@ -31,6 +31,7 @@ from gnnsys.pyg.arguments import (
     complete_links,
     complete_nodes,
     suggest_exclusion,
+    warn_of_unfit_features,
 )
 from gnnsys.pyg.join import describe
 from gnnsys.pyg.parts import LinkInputs, resolve_input_nodes, resolve_links
@@ -77,6 +78,7 @@ class NeighborLoader(ThreadedLoader, PygNeighborLoader):
         check_kwargs(kwargs)
         graph, input_time = graph_of(data), as_values(input_time, "input_time")
         data = data if graph is None else stores(graph)
+        warn_of_unfit_features(data)
         if input_time is not None and time_attr is None:
             raise ValueError(
                 "Received conflicting 'input_time' and 'time_attr' arguments: 'input_time' is set while 'time_attr' "
@@ -186,6 +188,7 @@ class LinkNeighborLoader(ThreadedLoader, PygLinkNeighborLoader):
         edge_label = as_values(edge_label, "edge_label")
         edge_label_time = as_values(edge_label_time, "edge_label_time")
         data = data if graph is None else stores(graph)
+        warn_of_unfit_features(data)
         if (edge_label_time is None) != (time_attr is None):
             there, missing = "time_attr", "edge_label_time"
             if edge_label_time is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import threading
 import warnings
 from collections.abc import Iterator
@@ -37,12 +39,12 @@ from gnnsys.loader import (
 from gnnsys.loader import NegativeSampling as Negatives
 from gnnsys.pyg.snapshot import Snapshot
 from gnnsys.pyg.structure import PygStructure, read_structure
-from gnnsys.sampling import AnyGraph, Sample, SampleKey
+from gnnsys.sampling import AnyGraph, Sample, SampleKey, idle_hop, seeds_alone
 from gnnsys.sampling import NeighborSampler as Sampler
 
 Output: TypeAlias = SamplerOutput | HeteroSamplerOutput
 Values: TypeAlias = Tensor | dict[Any, Tensor] | None
-
+_log = logging.getLogger(__name__)
 
 _OLD_LOADER = (
     "this class is torch_geometric.sampler.NeighborSampler. For torch_geometric.loader.NeighborSampler, a loader that "
@@ -53,6 +55,12 @@ _OF_LOADERS = {
     **dict.fromkeys(words_of(torch.utils.data.DataLoader.__init__), "give it to the loader, which takes this sampler"),
     **dict.fromkeys(("edge_index", "sizes", "node_idx", "num_nodes", "return_e_id"), _OLD_LOADER),
 }
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    """PyG takes hops without neighbours, so we take them too."""
+    _log.warning("%s", message)
 
 
 class _Here(threading.local):
@@ -144,6 +152,10 @@ class NeighborSampler(BaseSampler):
     def num_neighbors(self, value: NumNeighbors | list[int] | dict[EdgeType, list[int]]) -> None:
         self._num_neighbors = value if isinstance(value, NumNeighbors) else NumNeighbors(value)
         self._sampler = self._make_sampler()
+        fanouts = self._sampler.fanouts
+        told = idle_hop(fanouts) or seeds_alone(fanouts)
+        if told is not None:
+            _warn_once(told)
 
     @property
     def disjoint(self) -> bool:

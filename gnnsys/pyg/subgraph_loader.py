@@ -16,7 +16,7 @@ from torch_geometric.sampler import NodeSamplerInput, SamplerOutput
 
 from gnnsys.loader import NAME as MADE_OF
 from gnnsys.loader import plain
-from gnnsys.pyg.arguments import check_kwargs
+from gnnsys.pyg.arguments import check_kwargs, warn_of_unfit_features
 from gnnsys.pyg.iterator import BatchRequest
 from gnnsys.pyg.stores import graph_of
 from gnnsys.pyg.structure import check_adjacency
@@ -78,7 +78,7 @@ class InducedLoader(ThreadedLoader):
 
 
 def check_data(data: Any, name: str, native: str) -> Data:
-    """ValueError for anything but a `Data` with edges; `native` is what to use on parts."""
+    """ValueError for anything but a `Data` with edges; `native` is what to use on parts. Warns of NaN in features."""
     if graph_of(data) is not None:
         raise ValueError(f"{name} takes a torch_geometric Data: for what gnnsys.open returns use {native}")
     if not isinstance(data, Data):
@@ -88,6 +88,7 @@ def check_data(data: Any, name: str, native: str) -> Data:
         raise ValueError(f"{name} needs data.edge_index: store the edges")
     if data.num_nodes is None:
         raise ValueError(f"{name} needs data.num_nodes: set it, or give the nodes features")
+    warn_of_unfit_features(data)
     return data
 
 

@@ -17,7 +17,7 @@ from gnnsys.sampling.edge_filter import (
     reverse_of,
 )
 from gnnsys.sampling.edges_within import WithinRequest, edges_within, inner_edges
-from gnnsys.sampling.fanouts import check_fanouts, check_no_idle_hop
+from gnnsys.sampling.fanouts import check_fanouts, check_no_idle_hop, idle_hop, is_fanout, seeds_alone
 from gnnsys.sampling.guided import FILLS, GuidedSampler, GuideVersion, main_part
 from gnnsys.sampling.induced import induced, with_edges
 from gnnsys.sampling.kept_edges import KeptEdges, kept_edge_ids
@@ -113,8 +113,10 @@ __all__ = [
     "find_filter",
     "find_rule",
     "graph_tables",
+    "idle_hop",
     "induced",
     "inner_edges",
+    "is_fanout",
     "kept_edge_ids",
     "load_sample",
     "loader_context",
@@ -136,6 +138,7 @@ __all__ = [
     "sample_to_arrays",
     "sample_to_bytes",
     "save_sample",
+    "seeds_alone",
     "select_true",
     "to_block",
     "to_device",

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gnnsys.graph import EdgeType, Graph, NodeType, as_ids, edge_type_key, some
 from gnnsys.ops import CSC, compact, stream_key
-from gnnsys.sampling.fanouts import MAX_FANOUT
+from gnnsys.sampling.fanouts import is_fanout
 from gnnsys.sampling.neighbor import SampleKey
 from gnnsys.sampling.neighborhoods import AnyGraph, HopRequest, neighborhoods, sampling_device, to_device
 from gnnsys.sampling.sample import Block, Sample
@@ -164,6 +164,6 @@ def sample_from_blocks(
 
 def _fanout_of(fanout: Fanout, edge_type: EdgeType) -> int:
     value = fanout.get(edge_type, 0) if isinstance(fanout, Mapping) else fanout
-    if int(value) != value or not -1 <= value < MAX_FANOUT:
+    if not is_fanout(value):
         raise ValueError(f"fanout must be -1 (all) or a whole number >= 0, got {value} for {edge_type}")
     return int(value)

@@ -35,7 +35,7 @@ from gnnsys.sampling.part_view import UNIFORM, PartView, ViewSpec, draws_by
 from gnnsys.sampling.place import HOST, Placed, place_parts_on
 from gnnsys.sampling.prepared_views import PreparedViews
 from gnnsys.sampling.rules import find_rule
-from gnnsys.sampling.tables import graph_tables, part_rows
+from gnnsys.sampling.tables import TablesByName, graph_tables, part_rows
 from gnnsys.store import (
     DeviceTable,
     DistTensor,
@@ -101,12 +101,14 @@ class DistGraph:
         for part in self.parts_here:
             for name, rows in part_rows(parts, part).items():
                 store.add_local(specs[name], part, rows)
-        self.node_data: dict[NodeType, dict[str, Any]] = {
-            t: {name: store.tensor(node_table(t, name)) for name in rows} for t, rows in parts.schema.node_data.items()
-        }
-        self.edge_data: dict[EdgeType, dict[str, Any]] = {
-            t: {name: store.tensor(edge_table(t, name)) for name in rows} for t, rows in parts.schema.edge_data.items()
-        }
+        self.node_data: dict[NodeType, TablesByName] = {}
+        self.edge_data: dict[EdgeType, TablesByName] = {}
+        for t, names in parts.schema.node_data.items():
+            tables = {name: store.tensor(node_table(t, name)) for name in names}
+            self.node_data[t] = TablesByName(tables, f"node_data[{t!r}]", "set_node_data")
+        for e, names in parts.schema.edge_data.items():
+            tables = {name: store.tensor(edge_table(e, name)) for name in names}
+            self.edge_data[e] = TablesByName(tables, f"edge_data[{e!r}]", "set_edge_data")
 
     # -- schema ------------------------------------------------------------------------------------------------------
 
@@ -155,7 +157,7 @@ class DistGraph:
         node_type = self._node_type(node_type)
         where = f"node_data[{node_type!r}][{name!r}]"
         check_data(rows, self.num_nodes(node_type), where, "node")
-        self.node_data[node_type][name] = rows_by_global_id(self, rows, node_type, order, where)
+        self.node_data[node_type].put(name, rows_by_global_id(self, rows, node_type, order, where))
 
     def set_edge_data(
         self, name: str, rows: Any, edge_type: EdgeType | None = None, *, order: str | None = None
@@ -164,7 +166,7 @@ class DistGraph:
         edge_type = self._edge_type(edge_type)
         where = f"edge_data[{edge_type!r}][{name!r}]"
         check_data(rows, self.num_edges(edge_type), where, "edge")
-        self.edge_data[edge_type][name] = rows_by_global_id(self, rows, edge_type, order, where)
+        self.edge_data[edge_type].put(name, rows_by_global_id(self, rows, edge_type, order, where))
 
     # -- ids ---------------------------------------------------------------------------------------------------------
 

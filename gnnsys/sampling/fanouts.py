@@ -39,11 +39,18 @@ def check_fanouts(graph: Typed, num_neighbors: Fanouts) -> dict[EdgeType, tuple[
     for edge_type, values in fanouts.items():
         if not values and graph.num_edges(edge_type) > 0:
             raise ValueError("num_neighbors must have at least one hop")
-        if not all(isinstance(f, (int, float)) and -1 <= f < MAX_FANOUT and float(f).is_integer() for f in values):
+        if not all(map(is_fanout, values)):
             raise ValueError(
                 f"num_neighbors must be -1 (all) or whole numbers >= 0, got {list(values)} for {edge_type}"
             )
     return {t: tuple(int(f) for f in values) for t, values in fanouts.items()}
+
+
+def is_fanout(value: Any) -> bool:
+    """Whether `value` is a whole number that a hop can take, or -1 for all. True and False are not."""
+    value = value.item() if hasattr(value, "item") else value
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number and -1 <= value < MAX_FANOUT and float(value).is_integer()
 
 
 def _of_hops(given: Any) -> tuple[Any, ...]:
@@ -60,14 +67,33 @@ def check_no_idle_hop(fanouts: Mapping[EdgeType, Sequence[int]]) -> None:
 
     Such a hop changes nothing in a batch of one structure, and a user may have meant all neighbours by 0.
     """
+    found = idle_hop(fanouts)
+    if found is not None:
+        raise ValueError(found)
+
+
+def idle_hop(fanouts: Mapping[EdgeType, Sequence[int]]) -> str | None:
+    """Names the first hop without neighbours among others, and says what to write; None if there is none."""
     hops = [any(of_hop) for of_hop in zip(*fanouts.values(), strict=True)]
-    if any(hops) and not all(hops):
-        lists = {tuple(of_hops) for of_hops in fanouts.values()}
-        listed = list(lists.pop()) if len(lists) == 1 else dict(fanouts)
-        raise ValueError(
-            f"hop {hops.index(False) + 1} of num_neighbors={listed} takes no neighbours of any node: leave it out, or "
-            "write -1 for all neighbours"
-        )
+    if all(hops) or not any(hops):
+        return None
+    return (
+        f"hop {hops.index(False) + 1} of num_neighbors={_listed(fanouts)} takes no neighbours of any node: leave it "
+        "out, or write -1 for all neighbours"
+    )
+
+
+def seeds_alone(fanouts: Mapping[EdgeType, Sequence[int]]) -> str | None:
+    """Says that batches have their seeds alone, if no hop takes neighbours; None otherwise."""
+    if not any(fanouts.values()) or any(map(any, fanouts.values())):
+        return None
+    return f"num_neighbors={_listed(fanouts)} takes no neighbours, batches have their seeds alone: -1 takes all"
+
+
+def _listed(fanouts: Mapping[EdgeType, Sequence[int]]) -> list[int] | dict[EdgeType, Sequence[int]]:
+    """One list, if it is the same for all edge types."""
+    lists = {tuple(of_hops) for of_hops in fanouts.values()}
+    return list(lists.pop()) if len(lists) == 1 else dict(fanouts)
 
 
 def _lengths(fanouts: Mapping[EdgeType, tuple[int, ...]]) -> str:

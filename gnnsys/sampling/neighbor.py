@@ -141,9 +141,9 @@ class NeighborSampler(Sampler):
         )
 
     @property
-    def takes_neighbors(self) -> bool:
-        """Whether any hop takes neighbours of any node."""
-        return any(map(any, self._fanouts.values()))
+    def fanouts(self) -> dict[EdgeType, tuple[int, ...]]:
+        """Per edge type and hop."""
+        return self._fanouts
 
     @property
     def plain_fanouts(self) -> dict[EdgeType, tuple[int, ...]] | None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gnnsys.graph import EdgeType, NodeType, ids_of
 from gnnsys.ops import IdTable, count_visits, stream_key
+from gnnsys.sampling.fanouts import is_fanout
 from gnnsys.sampling.neighborhoods import AnyGraph, neighborhoods, sampling_device, to_device
 from gnnsys.sampling.sample import Sample
 from gnnsys.sampling.sampler import SampleKey, Sampler
@@ -48,7 +49,8 @@ class PinSAGESampler(Sampler):
     ) -> None:
         if len(graph.node_types) != 1 or len(graph.edge_types) != 1:
             raise ValueError(f"PinSAGESampler is for graphs with one node and edge type, got {graph.edge_types}")
-        if not num_neighbors or min(num_neighbors) < 1 or num_walks < 1 or length < 1:
+        fits = bool(num_neighbors) and all(is_fanout(taken) and taken >= 1 for taken in num_neighbors)
+        if not fits or num_walks < 1 or length < 1:
             raise ValueError(
                 f"num_neighbors, num_walks and length must be at least 1, got {num_neighbors}, {num_walks} and {length}"
             )

@@ -6,11 +6,48 @@ global id; `original/TYPE`, indexed by original id, has the global id, and is sh
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from gnnsys.graph import ambiguous_rows
 from gnnsys.partition import Parts, id_dtype, original_bounds
 from gnnsys.store import TableSpec, edge_table, node_table
+
+
+class TablesByName(dict[str, Any]):
+    """The arrays of one node or edge type of a graph in parts, such as `graph.node_data["node"]`.
+
+    Tables and other sources of rows can be assigned. Tensors are refused: their rows may be in the order of original or
+    of global ids, which `graph.set_node_data` and `graph.set_edge_data` ask for.
+    """
+
+    def __init__(self, tables: dict[str, Any], where: str, setter: str) -> None:
+        super().__init__(tables)
+        self._where, self._setter = where, setter
+
+    def __setitem__(self, name: str, rows: Any) -> None:
+        if isinstance(rows, Tensor):
+            raise ambiguous_rows(f"{self._where}[{name!r}] (use graph.{self._setter})")
+        super().__setitem__(name, rows)
+
+    def put(self, name: str, rows: Any) -> None:
+        """Sets rows that are known to be in the order of global ids."""
+        super().__setitem__(name, rows)
+
+    def update(self, *args: Any, **named: Any) -> None:
+        for name, rows in dict(*args, **named).items():
+            self[name] = rows
+
+    def __ior__(self, other: Any) -> TablesByName:  # type: ignore[override, misc]
+        self.update(other)
+        return self
+
+    def setdefault(self, name: str, rows: Any = None) -> Any:
+        if name not in self:
+            self[name] = rows
+        return self[name]
 
 
 def graph_tables(parts: Parts) -> dict[str, TableSpec]:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from gnnsys.comm import (
+    CURVE,
     LOOPBACK,
     Client,
     CommError,
@@ -73,8 +74,7 @@ class JobServers:
             return
         group, assistants = self._group, self.assistants
         check_alike(ASSISTANTS, group.gather("assistants", "" if assistants is None else assistants.digest))
-        self._check_can_seal()
-        self.keys = self._agree_on_keys()
+        self.keys = self._agree_on_keys(self._agree_on_encryption())
         if assistants is not None and group.num_machines == 1:
             address = assistants.own_address()
         self.address = address
@@ -93,24 +93,31 @@ class JobServers:
             peers |= dict(enumerate(assistants.endpoints.values(), start=group.num_machines))
         self._connect(peers)
 
-    def _check_can_seal(self) -> None:
-        """ValueError on every rank if one's host lacks what seals rows."""
-        problem = None
-        if self.encrypts is True:
-            try:
-                check_can_seal()
-            except ValueError as error:
-                problem = error
-        self._group.agree("sealing", problem)
+    def _agree_on_encryption(self) -> bool | str:
+        """`encrypts`, or CURVE on one machine that cannot seal rows, where they are in shared memory.
 
-    def _agree_on_keys(self) -> Keys:
+        ValueError on every rank if rows travel between machines and one of these cannot seal them.
+        """
+        problem = None if self.encrypts is not True else _why_not_sealed()
+        if self._group.num_machines > 1 or self.assistants is not None:
+            self._group.agree("sealing", problem)
+            return self.encrypts
+        problems = self._group.gather("sealing", problem)
+        return self.encrypts if problems == [None] * len(problems) else CURVE
+
+    def keys_of_own_processes(self) -> Keys:
+        """For processes that this one starts on its own machine: the job's, or new ones where it is alone."""
+        encrypts = CURVE if self.encrypts is True and _why_not_sealed() else self.encrypts
+        return self.keys or Keys.generate(encrypts=encrypts)
+
+    def _agree_on_keys(self, encrypts: bool | str) -> Keys:
         """Of the job. Hosts without ranks have theirs already, which are used as rank 0 is to encrypt."""
         group, assistants = self._group, self.assistants
         if assistants is None:
             # On one machine too: whoever else has an account there could connect to its loopback interface.
-            made = Keys.generate(encrypts=self.encrypts).to_json() if group.rank == 0 else None
+            made = Keys.generate(encrypts=encrypts).to_json() if group.rank == 0 else None
             return Keys.from_json(group.share_secret("key", made))
-        encrypts = group.share("encrypt", self.encrypts)
+        encrypts = group.share("encrypt", encrypts)
         if not encrypts and assistants.keys.encrypts:
             raise ValueError(
                 f"encrypt=False, and {assistants.names[0]}, which has no ranks, encrypts: leave encrypt away, or give "
@@ -187,3 +194,12 @@ class JobServers:
         """Ends this machine's server, where this rank keeps it. The client is closed before."""
         if self.own is not None:
             self.own.close()
+
+
+def _why_not_sealed() -> str | None:
+    """Why this host cannot seal rows, with what to install; None where it can."""
+    try:
+        check_can_seal()
+    except ValueError as error:
+        return str(error)
+    return None

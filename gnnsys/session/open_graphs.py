@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
 import torch
 
-from gnnsys.comm import CURVE, LOOPBACK, Client, Group, Keys, Kind, RequestContext, read_key
+from gnnsys.comm import CURVE, LOOPBACK, Client, Group, Kind, RequestContext, read_key
 from gnnsys.ops import check_device
 from gnnsys.sampling import check_place
 from gnnsys.session.job_servers import JobServers
@@ -182,7 +182,7 @@ class OpenGraphs:
         from gnnsys.session.sampler_processes import SamplerProcesses, peers_of, start_own, start_planned  # and loaders
 
         group, servers = self._group, self._servers
-        keys = servers.keys or Keys.generate(encrypts=servers.encrypts)
+        keys = servers.keys_of_own_processes()
         address = servers.address if is_planned else LOOPBACK
         started = SamplerProcesses(str(graph.parts.path), group.machine, address, keys, self._lost_after)
         self.samplers = started

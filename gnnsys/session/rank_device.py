@@ -95,12 +95,11 @@ def choose_backend(places: Sequence[DevicePlace], has_nccl: bool) -> BackendChoi
         return BackendChoice(GLOO)
     if on_cpu:
         return BackendChoice(GLOO, f"rank {on_cpu[0]} computes on the CPU and others on GPUs: {_THROUGH_HOST}")
-    first: dict[DevicePlace, int] = {}
     for rank, place in enumerate(places):
-        if place in first:
-            shared = f"ranks {first[place]} and {rank} share one GPU, which NCCL does not take"
+        first = next(other for other, at in enumerate(places) if at.is_same(place))
+        if first != rank:
+            shared = f"ranks {first} and {rank} share one GPU, which NCCL does not take"
             return BackendChoice(GLOO, f"{shared}: {_THROUGH_HOST}")
-        first[place] = rank
     return BackendChoice(NCCL) if has_nccl else BackendChoice(GLOO, f"this torch has no NCCL: {_THROUGH_HOST}")
 
 

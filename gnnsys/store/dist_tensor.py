@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -108,10 +109,10 @@ class DistTensor:
         """The rows of `ids`, in `out` if one is given."""
         return self.pull(ids, out)
 
-    def begin_read(self, ids: Tensor, out: Tensor | None = None) -> TableRead:
+    def begin_read(self, ids: IdsLike | slice, out: Tensor | None = None) -> TableRead:
         """Starts a read; `.result()` has the rows."""
         context = ReadContext()
-        read = self.begin(ids, out, context)
+        read = self.begin(self._ids(ids), out, context)
         context.send()
         return read
 
@@ -122,8 +123,18 @@ class DistTensor:
         return self.pull(ids)
 
     def __setitem__(self, ids: IdsLike | slice, rows: Any) -> None:
-        rows = rows if isinstance(rows, Tensor) else torch.as_tensor(rows, device="cpu")
+        if not isinstance(rows, Tensor):
+            is_typed = isinstance(rows, np.ndarray)
+            rows = torch.as_tensor(rows, device="cpu")
+            rows = rows if is_typed else self._as_own(rows)
         self.store.push(self.name, self._ids(ids), rows).result()
+
+    def _as_own(self, rows: Tensor) -> Tensor:
+        """Whole numbers of a Python list in the table's dtype, where it holds them; other rows as they are."""
+        if rows.dtype != torch.int64:
+            return rows
+        own = rows.to(self.dtype)
+        return own if own.is_floating_point() or torch.equal(own.long(), rows) else rows
 
     def _ids(self, ids: IdsLike | slice) -> Tensor:
         if isinstance(ids, slice):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from types import MethodType
@@ -68,6 +69,44 @@ def test_an_overridden_sample_blocks_is_called_and_draws_what_ours_draws(name: s
     assert (threading.get_ident() in mine.threads) == (num_workers == 0)
     loader.close()
     usual.close()
+
+
+def test_an_overridden_labor_sampler_follows_the_loaders_seed_in_spite_of_its_own() -> None:
+    g = plain_graph()
+
+    def make(wrap: Any, num_workers: int) -> Any:
+        sampler = MAKERS["LABOR"](wrap)
+        sampler.set_seed(5)
+        return ours.DataLoader(g, torch.arange(200), sampler, batch_size=5, num_workers=num_workers, seed=3)
+
+    def edges(batches: Any) -> list[list[int]]:
+        return [blocks[0].edata[dgl.EID].tolist() for _, _, blocks in batches]
+
+    expected = edges(make(plain, 0))
+    for num_workers in (0, 4):
+        assert edges(make(with_marks, num_workers)) == expected
+    first, resumed = make(with_marks, 0), make(with_marks, 0)
+    batches = iter(first)
+    for _ in range(3):
+        next(batches)
+    resumed.load_state_dict(first.state_dict())
+    assert edges(resumed) == expected[3:]
+
+
+@grid(name=["sample", "sample_blocks"])
+def test_a_method_assigned_to_a_class_of_ours_is_called(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    usual = getattr(ours.NeighborSampler, name)
+
+    @functools.wraps(usual)
+    def patched(self: Any, *args: Any, **kwargs: Any) -> Any:
+        calls.append(args)
+        return usual(self, *args, **kwargs)
+
+    monkeypatch.setattr(ours.NeighborSampler, name, patched)
+    for kind in (ours.NeighborSampler, ours.LaborSampler):
+        calls.clear()
+        assert len(list(ours.DataLoader(plain_graph(), torch.arange(20), kind([3]), batch_size=7))) == len(calls) == 3
 
 
 def test_whatever_a_user_overrides_is_called() -> None:

@@ -236,6 +236,20 @@ def test_labor_with_a_fanout_of_all_is_dgls_own() -> None:
         assert edge_set(g, a) == edge_set(g, b)
 
 
+def test_options_that_are_changed_count_for_the_next_sample() -> None:
+    g, saint = plain_graph(), ours.SAINTSampler("node", 10)
+    for mode, budget, most in (("node", 10, 10), ("node", 40, 40), ("walk", (20, 1), 40)):
+        saint.mode, saint.budget = mode, budget
+        assert most / 2 < saint.sample(g, None).num_nodes() <= most
+    saint.budget = 10
+    with pytest.raises(ValueError, match=r"budget must be \(number of roots"):
+        saint.sample(g, None)
+    labor = ours.LaborSampler([4])
+    for labor.importance_sampling in (0, 1):
+        (block,) = labor.sample_blocks(g, torch.arange(20))[2]
+        assert ("edge_weights" in block.edata) == bool(labor.importance_sampling)
+
+
 def test_labors_seed_repeats_what_is_drawn() -> None:
     g, seeds, sampler = plain_graph(), torch.arange(20), ours.LaborSampler([4])
     found = []
@@ -284,6 +298,18 @@ def test_pinsage_takes_the_number_of_neighbours_that_was_asked_for() -> None:
     whole = plain_graph()
     frontier = ours.RandomWalkNeighborSampler(whole, 2, 0.5, 20, 4)(torch.arange(10))
     assert frontier.num_nodes() == whole.num_nodes() and int(frontier.in_degrees().max()) == 4
+
+
+def test_walks_go_along_edges_that_were_added() -> None:
+    g = dgl.heterograph({("A", "AB", "B"): ([0], [0]), ("B", "BA", "A"): ([0], [1])}, {"A": 3, "B": 1})
+    plain = dgl.graph(([0], [1]), num_nodes=3)
+    pinsage = ours.PinSAGESampler(g, "A", "B", 1, 0.0, 60, 3)
+    walks = ours.RandomWalkNeighborSampler(plain, 1, 0.0, 60, 3)
+    for visited, reach in (({1}, {1}), ({1, 2}, {1, 2})):
+        assert set(pinsage(torch.tensor([0])).edges()[0].tolist()) == visited
+        assert set(walks(torch.tensor([0])).edges()[0].tolist()) == reach
+        g.add_edges(torch.tensor([0]), torch.tensor([2]), etype="BA")
+        plain.add_edges(torch.tensor([0]), torch.tensor([2]))
 
 
 # -- bad use -----------------------------------------------------------------------------------------------------------

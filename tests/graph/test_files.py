@@ -324,6 +324,30 @@ def test_columns_without_src_and_dst_are_refused_with_the_columns_to_write(name,
     assert load(path, columns=["src", "dst", "amount"], num_nodes=2).num_edges() == 1
 
 
+@pytest.mark.parametrize(
+    ("columns", "instead"),
+    [
+        ("dst,b,c", "dst,src,c"),
+        ("a,dst,c", "src,dst,c"),
+        ("src,product,time", "src,dst,time"),
+        ("time,a,b", "time,src,dst"),
+        ("weight,a,b", "weight,src,dst"),
+    ],
+)
+def test_columns_with_known_names_stay_in_their_places(columns, instead, tmp_path):
+    path = tmp_path / "edges.csv"
+    path.write_text("0,1,2\n")
+    with pytest.raises(ValueError, match=f"such as --columns {instead}$"):
+        load(path, columns=columns.split(","))
+    load(path, columns=instead.split(","), num_nodes=3)
+
+
+def test_columns_without_a_name_to_spare_get_no_example(tmp_path):
+    (tmp_path / "edges.csv").write_text("0,1\n")
+    with pytest.raises(ValueError, match=r"columns= calls the two ends of an edge src and dst$"):
+        load(tmp_path / "edges.csv", columns=["time", "weight"])
+
+
 def test_names_of_two_kinds_of_nodes_are_numbered_apart(tmp_path):
     (tmp_path / "buys.csv").write_text("src,dst\nann,tea\n")
     words = "of both columns together if their nodes are of one type, else of each column alone, for Graph.from_edge_in"

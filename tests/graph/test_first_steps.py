@@ -39,6 +39,11 @@ def test_open_on_a_saved_graph_names_load_and_partition_and_load_on_parts_names_
     (tmp_path / "edges.txt").write_text("0 1\n")
     with pytest.raises(ValueError, match=r"make one with: gnnsys partition .*edges\.txt --parts P --out DIR"):
         gnnsys.open(tmp_path / "edges.txt")
+    for name, content in (("x.json", '{"a": 1}'), ("y.json", "nope"), ("z.bin", "")):
+        (tmp_path / name).write_text(content)
+        words = r"gnnsys partition SOURCE --parts P .*, where SOURCE is a saved graph or a file .* \.npz, .*\.csv"
+        with pytest.raises(ValueError, match=words):
+            gnnsys.open(tmp_path / name)
     (tmp_path / "dgl").mkdir()
     described = {"graph_name": "g", "num_parts": 2, "part_method": "metis", "part-0": {}}
     (tmp_path / "dgl" / "g.json").write_text(json.dumps(described))

@@ -6,8 +6,10 @@ import logging
 
 import pytest
 import torch
+from torch_geometric.data import Data, HeteroData
 
 import gnnsys
+import gnnsys.pyg
 from gnnsys.doctor import ADVICE, judge_parts, read_parts
 from gnnsys.graph import Graph, unfit_rows
 from gnnsys.graph.row_checks import _LOOKED_AT
@@ -15,6 +17,7 @@ from gnnsys.partition import partition_graph
 from tests.support.grid import grid
 
 NAN, INF = float("nan"), float("inf")
+EDGES = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]])
 
 
 @pytest.fixture
@@ -59,6 +62,38 @@ def test_a_graph_names_the_array_and_the_first_rows(warned):
     assert warned() == [], "of labels NaN says that there is none"
 
 
+@grid(
+    make=[
+        lambda data: gnnsys.pyg.NeighborLoader(data, [2]),
+        lambda data: gnnsys.pyg.LinkNeighborLoader(data, [2], exclude_supervision=True),
+        lambda data: gnnsys.pyg.ClusterLoader(gnnsys.pyg.ClusterData(data, 2, log=False)),
+        lambda data: gnnsys.pyg.GraphSAINTNodeSampler(data, 2),
+        lambda data: gnnsys.pyg.ShaDowKHopSampler(data, 1, 2),
+    ]
+)
+def test_the_first_pyg_loader_of_an_array_names_it(make, warned):
+    data = Data(x=torch.rand(4, 3), y=torch.tensor([1.0, NAN, NAN, 0.0]), edge_index=EDGES, edge_attr=torch.rand(4, 2))
+    data.x[1, 2], data.edge_attr[3, 0] = NAN, INF
+    make(data)
+    make(data)
+    assert warned() == [
+        "data.x: of 4 rows 1 has NaN or infinite values (1). A model that reads them computes NaN",
+        "data.edge_attr: of 4 rows 1 has NaN or infinite values (3). A model that reads them computes NaN",
+    ]
+    data.x = data.x.clone()
+    make(data)
+    (line,) = warned()
+    assert line.startswith("data.x: ")
+
+
+def test_a_pyg_loader_of_several_types_names_the_type(warned):
+    data = HeteroData()
+    data["a"].x, data["a", "to", "a"].edge_index = torch.full((4, 2), NAN), EDGES
+    gnnsys.pyg.NeighborLoader(data, [2], "a")
+    (line,) = warned()
+    assert line.startswith("data['a'].x: of 4 rows 4 have NaN")
+
+
 def test_of_a_large_array_some_pieces_are_looked_at(warned):
     x = torch.zeros(3 * _LOOKED_AT // (256 * 4), 256)
     x[::5] = INF
@@ -88,7 +123,7 @@ def test_parts_say_which_rows_when_they_are_made_opened_and_checked(tmp_path, wa
 
 def test_parts_without_a_node_are_counted(tmp_path, warned):
     graph = Graph.from_edge_index(torch.tensor([[0, 1], [1, 0]]), 2)
-    partition_graph(graph, 5, tmp_path / "parts")
-    assert warned() == ["3 of 5 subparts have no node: use fewer"]
+    partition_graph(graph, 2, tmp_path / "parts", trainers_per_part=2)
+    assert warned() == ["2 of 4 subparts have no node: use fewer"]
     partition_graph(graph, 2, tmp_path / "well")
     assert warned() == []

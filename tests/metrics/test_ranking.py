@@ -145,6 +145,10 @@ def test_a_table_of_two_types_joined_is_refused():
         ValueError, match="looks like rows of two node types"
     ):  # a share of two links is too few to tell
         rank_links(Dot(DIM), joined, head[:2], tail[:2] + 40, known=known)
+    both_ways = KnownLinks(torch.cat([head, tail + 40]), torch.cat([tail + 40, head]))
+    for hides in (both_ways, KnownLinks(*torch.empty(2, 0, dtype=torch.int64))):
+        with pytest.raises(ValueError, match="looks like rows of two node types"):
+            rank_links(Dot(DIM), joined, head, tail + 40, known=hides)
     assert rank_links(Dot(DIM), joined, head, tail + 40, edge_type=("a", "to", "a")).above.numel() == LINKS
     for rows, edge_type, message in (
         (joined, buys, "nodes of 'customer' would be candidates for 'product'. Give rows by type"),
@@ -155,6 +159,12 @@ def test_a_table_of_two_types_joined_is_refused():
             rank_links(Dot(DIM), rows, head, tail, edge_type=edge_type)
     with pytest.raises(ValueError, match=r"tail must be in \[0, 25\)"):
         rank_links(Dot(DIM), tables, head, tail + 40, edge_type=buys)
+    for ends, message in (
+        ((head, tail + 40), r"known: tail must be in \[0, 25\), the rows that there are, got 4\d to 6\d: these may be"),
+        ((tail + 40, tail), r"known: head must be in \[0, 40\), .* Give ids within each type"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            rank_links(Dot(DIM), tables, head, tail, edge_type=buys, known=KnownLinks(*ends))
     with pytest.raises(ValueError, match="rows of 6 numbers, and these have 5: tail"):
         rank_links(Dot(DIM), tables | {"product": torch.zeros(25, 5)}, head, tail, edge_type=buys)
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+import gnnsys.nn
 from gnnsys.fullgraph import HybridParallel
 from gnnsys.graph import Graph
 from gnnsys.loader import NeighborLoader
@@ -75,7 +76,7 @@ def test_a_pair_is_looked_at_on_both_sides_and_a_relation_names_its_layer():
     with pytest.raises(ValueError, match=r"width 7, x\[0\] has shape \[6, 4\]"):
         SAGEConv((7, 4), 3)((X, X), EDGES)
     edge = ("a", "to", "a")
-    with pytest.raises(ValueError, match=r"SAGEConv\(5, 3, aggr=mean\) takes rows of width 5, x has shape \[6, 4\]"):
+    with pytest.raises(ValueError, match=r"SAGEConv\(5, 3, aggr=mean\) .* width 5, x\['a'\] has shape \[6, 4\]"):
         HeteroConv({edge: SAGEConv(5, 3)})({"a": X}, {edge: EDGES})
     with pytest.raises(ValueError, match=r"SAGEConv\(5, 8, aggr=mean\) takes rows of width 5"):
         HybridParallel(GraphSAGE(5, 8, 2, 3), GRAPH)(X)
@@ -158,3 +159,95 @@ def test_an_error_of_the_users_own_layer_or_of_memory_stays_what_it_is() -> None
         Projected(4, 3)(rows, edges)
     with pytest.raises(torch.OutOfMemoryError):
         Ours(4, 3)(rows, edges)
+
+
+TYPED_EDGES = {("a", "to", "b"): EDGES, ("b", "of", "a"): EDGES.flip(0)}
+TYPED_X = {"a": X, "b": X.flip(0)}
+METADATA = (["a", "b"], list(TYPED_EDGES))
+TYPED_MODELS = {"HeteroSAGE": "SAGEConv", "HeteroGAT": "GATConv", "HGT": "HGTConv", "RGAT": "RGATConv"}
+TYPED_MODELS |= {"TypedRGCN": "TypedRGCNConv"}
+TYPED_MISTAKES: dict[str, tuple[Any, str]] = {
+    "float64": (X.double(), "has weights of float32, and x['b'] is float64: pass x['b'].to(torch.float32), or model"),
+    "whole numbers": (X.long(), "has weights of float32, and x['b'] is int64: pass x['b'].to(torch.float32)"),
+    "numpy": (X.numpy(), "takes rows as a torch.Tensor, x['b'] is of type ndarray: pass torch.as_tensor(x['b'])"),
+    "a list": (X.tolist(), "takes rows as a torch.Tensor, x['b'] is of type list: pass torch.as_tensor(x['b'])"),
+}
+
+
+def typed_model(name: str) -> nn.Module:
+    return getattr(gnnsys.nn, name)(WIDTH, 8, 2, 3, metadata=METADATA)
+
+
+@grid(name=list(TYPED_MODELS), mistake=TYPED_MISTAKES)
+def test_rows_by_type_are_refused_with_the_layer_and_the_node_type(name, mistake):
+    rows, words = mistake
+    model = typed_model(name)
+    with pytest.raises(ValueError, match=re.escape(words)) as refused:
+        model(TYPED_X | {"b": rows}, TYPED_EDGES)
+    assert f"{TYPED_MODELS[name]}(" in str(refused.value)
+    assert torch.isfinite(model(TYPED_X, TYPED_EDGES)["a"]).all(), "what fits is computed"
+
+
+@grid(name=list(TYPED_MODELS))
+def test_rows_by_type_of_another_width_are_refused_with_both_widths(name):
+    with pytest.raises(ValueError, match=r"'b'.*\[6, 5\]") as refused:
+        typed_model(name)(TYPED_X | {"b": torch.rand(NUM_NODES, 5)}, TYPED_EDGES)
+    assert TYPED_MODELS[name] in str(refused.value) and f" {WIDTH}" in str(refused.value)
+
+
+@grid(name=list(TYPED_MODELS))
+def test_a_model_of_types_names_rows_that_are_not_by_type(name):
+    with pytest.raises(ValueError, match=r"x must be rows by node type, as batch\.x_dict, got Tensor"):
+        typed_model(name)(X, TYPED_EDGES)
+
+
+def test_rows_of_types_without_edges_are_looked_at_too():
+    with pytest.raises(ValueError, match=re.escape("x['b'] is float64")):
+        typed_model("RGAT")(TYPED_X | {"b": X.double()}, {})
+    model = gnnsys.nn.HeteroSAGE(WIDTH, 8, 1, metadata=(["a", "b", "c"], list(TYPED_EDGES)))
+    with pytest.raises(ValueError, match=re.escape("x['c'] is float64: pass x['c'].to(torch.float32)")):
+        model(TYPED_X | {"c": X.double()}, TYPED_EDGES)
+
+
+def test_an_error_of_a_typed_model_that_has_another_cause_stays_what_it_is():
+    class Odd(SAGEConv):
+        def forward(self, x, edges):
+            raise RuntimeError("of the user's own")
+
+    with pytest.raises(RuntimeError, match="of the user's own"):
+        HeteroConv({t: Odd(5, 3) for t in TYPED_EDGES})(TYPED_X, TYPED_EDGES)
+    with pytest.raises(ValueError, match=r"got ndarray: pass torch\.as_tensor"):
+        typed_model("HGT")(TYPED_X, {t: e.numpy() for t, e in TYPED_EDGES.items()})
+
+
+@grid(name=list(TYPED_MODELS), argument=["num_sampled_edges", "num_sampled_edges_dict", "edge_atr_dict"])
+def test_an_unknown_argument_of_a_typed_model_is_named_before_trimming(name, argument):
+    given = {} if argument == "edge_atr_dict" else {t: [NUM_NODES] for t in TYPED_EDGES}
+    sampled = {t: [NUM_NODES] for t in TYPED_X}
+    words = f"{name} has no argument '{argument}': {TYPED_MODELS[name]} takes "
+    for more in ({}, {"num_sampled_nodes": sampled}):
+        with pytest.raises(ValueError, match=re.escape(words)):
+            typed_model(name)(TYPED_X, TYPED_EDGES, **{argument: given}, **more)
+
+
+def test_rows_of_edges_that_some_layer_takes_may_be_left_empty():
+    to, back = TYPED_EDGES
+    conv = HeteroConv({to: SAGEConv(4, 3), back: GATConv((4, 4), 3, edge_dim=2, add_self_loops=False)})
+    conv(TYPED_X, TYPED_EDGES, edge_attr_dict={})
+    conv(TYPED_X, TYPED_EDGES, edge_attr_dict={back: torch.rand(NUM_NODES, 2)})
+    for name, given, words in (
+        ("edge_atr_dict", {}, "HeteroConv has no argument 'edge_atr_dict'"),
+        ("edge_attr_dict", {to: torch.rand(NUM_NODES, 2)}, "HeteroConv has no argument 'edge_attr_dict': SAGEConv"),
+        ("edge_attr", torch.rand(NUM_NODES, 2), "write edge_attr_dict={edge type: edge_attr}"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(words)):
+            conv(TYPED_X, TYPED_EDGES, **{name: given})
+
+
+@pytest.mark.skipif(torch.backends.mps.is_available(), reason="of machines without it")
+def test_a_device_that_is_not_there_is_one_line_with_what_is():
+    for device in ("mps", "xpu", "hpu"):
+        words = f"^device='{device}' is not available here: torch finds the CPU"
+        with pytest.raises(ValueError, match=words) as refused:
+            GRAPH.to(device)
+        assert "\n" not in str(refused.value)

@@ -369,6 +369,8 @@ def test_constraints_weigh_what_their_names_say():
         (lambda g: PartitionOptions(imbalance=-0.1), "imbalance"),
         (lambda g: PartitionOptions(seed=1 << 31), "seed must be in"),
         (lambda g: assign_parts(g, 0), "at least 1"),
+        (lambda g: assign_parts(g, 2.0), r"^num_parts must be a whole number, got 2\.0$"),
+        (lambda g: assign_parts(g, 2, "2"), "^trainers_per_part must be a whole number, got '2'$"),
         (lambda g: assign_parts(g, 1 << 12, 4), "at most 8,192, got 16,384"),
         (lambda g: PartitionOptions(balance=["colour"]), "balance 'colour'"),
         (lambda g: assign_parts(g, 2, options=PartitionOptions(balance=["train"])), "train_mask"),
@@ -378,6 +380,19 @@ def test_constraints_weigh_what_their_names_say():
 def test_what_cannot_be_is_refused_by_name(call, message):
     with pytest.raises(ValueError, match=message):
         call(odd_graph("islands"))
+
+
+def test_parts_are_counted_in_whole_numbers_and_are_no_more_than_nodes(tmp_path):
+    graph = odd_graph("islands")
+    for wrong, message in ((2.0, "^num_parts must be a whole number, got 2.0$"), ("2", "num_parts must be a whole")):
+        with pytest.raises(ValueError, match=message):
+            partition_graph(graph, wrong, tmp_path / "out")
+    with pytest.raises(ValueError, match=r"^num_parts is 5,000, and the graph has only 60 nodes: use fewer parts$"):
+        partition_graph(graph, 5000, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    for number in (np.int64(2), torch.tensor(2)):
+        done = partition_graph(graph, number, tmp_path / "out", overwrite=True)
+        assert open_parts(done.path).num_parts == 2 and type(done.assigned.assignment.num_parts) is int
 
 
 @pytest.mark.parametrize("parts,trainers", [(1, 1), (2, 3), (70, 2)])

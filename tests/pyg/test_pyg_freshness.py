@@ -261,7 +261,7 @@ def test_a_sampler_of_several_types_names_what_has_changed(level: Any, name: str
 def test_rows_that_are_set_on_parts_are_those_of_the_next_loader(tmp_path: Path) -> None:
     with plain_parts(tmp_path / "parts") as (_, (graph, *_)):
         for rows in (torch.rand(120, 2), torch.rand(120, 2)):
-            graph.node_data["node"]["mine"] = rows
+            graph.set_node_data("mine", rows, order="global")
             for change in (lambda rows: None, lambda rows: rows.mul_(2), lambda rows: rows.numpy().__iadd__(1)):
                 change(rows)
                 for batch in gnnsys.pyg.NeighborLoader(graph, [3], graph.from_global(torch.arange(20)), batch_size=10):

@@ -207,3 +207,24 @@ def test_rows_that_are_set_on_parts_are_by_the_ids_that_are_named(cases: dict) -
             for name in ("picked_mask", "number", "other"):
                 graph.node_data["paper"].pop(name, None)
             graph.edge_data[CITES].pop("number", None)
+
+
+def test_a_tensor_assigned_to_the_rows_of_parts_is_refused_by_every_way(cases: dict) -> None:
+    _, parts = cases["typed"]
+    for data, rows, setter in (
+        (parts.node_data["paper"], torch.arange(90) % 4 == 1, "set_node_data"),
+        (parts.edge_data[CITES], torch.arange(500.0), "set_edge_data"),
+    ):
+        before, table = list(data), data[next(iter(data))]
+        message = rf"'\]\['mine'\] \(use graph.{setter}\): .* ambiguous on parts: write order=|'\)\]\['mine'\] \(use"
+        for assign in (
+            lambda data=data, rows=rows: data.__setitem__("mine", rows),
+            lambda data=data, rows=rows: data.update(mine=rows),
+            lambda data=data, rows=rows: data.__ior__({"mine": rows}),
+            lambda data=data, rows=rows: data.setdefault("mine", rows),
+        ):
+            with pytest.raises(ValueError, match=message):
+                assign()
+            assert list(data) == before
+        data["mine"] = table
+        assert data.pop("mine") is table

@@ -56,9 +56,14 @@ def places(*machines: list[str]) -> list[DevicePlace]:
     return [DevicePlace(f"host{number}", device) for number, found in enumerate(machines) for device in found]
 
 
+# Two pods of one machine that call it by different names
+PODS = [DevicePlace(machine, f"GPU-{uuid}") for machine, uuid in (("pod-a", 1), ("pod-a", 2), ("pod-b", 2))]
+
+
 def test_nccl_is_for_jobs_whose_ranks_all_have_a_gpu_of_their_own():
     assert choose_backend(places(["a", "b"], ["a", "b"]), has_nccl=True) == (NCCL, None)
     assert choose_backend(places(["a"]), has_nccl=True) == (NCCL, None)
+    assert choose_backend(PODS[:2], has_nccl=True) == (NCCL, None)
     assert choose_backend(places(["cpu", "cpu"], ["cpu"]), has_nccl=True) == (GLOO, None)
     assert choose_backend(places(["cpu"]), has_nccl=False) == (GLOO, None)
 
@@ -66,6 +71,7 @@ def test_nccl_is_for_jobs_whose_ranks_all_have_a_gpu_of_their_own():
 @pytest.mark.parametrize(
     ("found", "has_nccl", "told"),
     [
+        (PODS, True, "ranks 1 and 2 share one GPU"),
         (places(["a", "b"], ["a", "b", "b"]), True, "ranks 3 and 4 share one GPU"),
         (places(["a", "a"]), False, "ranks 0 and 1 share one GPU"),
         (places(["a"], ["cpu"]), True, "rank 1 computes on the CPU and others on GPUs"),

@@ -42,12 +42,38 @@ def test_rows_are_named_by_whatever_holds_their_numbers(hold):
         table[:] = torch.arange(80.0).view(40, 2)
         assert torch.equal(table[hold(ids)], table[ids]) and torch.equal(table.pull(hold(ids)), table[ids])
         assert torch.equal(table[hold(mask)], table[mask.nonzero().view(-1)])
+        assert torch.equal(table.begin_read(hold(ids)).result(), table[ids])
+        assert torch.equal(table.begin_read(hold(mask)).result(), table[mask])
         table[hold(torch.tensor([5, 39]))] = np.full((2, 2), -1, np.float32)
         table[hold(mask)] = [[0.5, 1.5]] * int(mask.sum())
         assert table[[5, 39]].tolist() == [[-1, -1], [0.5, 1.5]]
     for wrong in (torch.tensor([0.5]), "3", [True, False]):
         with pytest.raises(ValueError, match="index of table 't'"):
             table[wrong]
+        with pytest.raises(ValueError, match="index of table 't'"):
+            table.begin_read(wrong)
+
+
+@grid(dtype=[torch.float32, torch.float64, torch.float16, torch.int32, torch.int64, torch.uint8])
+def test_whole_numbers_of_a_list_are_rows_of_any_table_that_holds_them(dtype):
+    with alone() as store:
+        table = store.create("t", 4, (2,), dtype)
+        table[[1, 2]] = [[1, 2], [3, 4]]
+        assert table[:].tolist() == [[0, 0], [1, 2], [3, 4], [0, 0]] and table[:].dtype == dtype
+        table[1:2] = ((5, 6),)
+        assert table[[1]].tolist() == [[5, 6]]
+        if not dtype.is_floating_point:
+            for lossy in ([[0.5, 1.0]], [[1 << 40, -1]] if dtype != torch.int64 else [[0.5, 1.0]]):
+                with pytest.raises(ValueError, match="rows for table 't' must be"):
+                    table[[1]] = lossy
+            assert table[[1]].tolist() == [[5, 6]]
+
+
+def test_rows_of_an_array_keep_their_own_dtype():
+    with alone() as store:
+        table = store.create("t", 4, (2,))
+        with pytest.raises(ValueError, match=r"must be torch\.float32, got torch\.int64"):
+            table[[1]] = np.ones((1, 2), np.int64)
 
 
 def test_a_rank_reads_what_it_wrote_without_waiting_for_it():
