@@ -51,10 +51,11 @@ def test_whatever_seals_says_what_to_install(lacks, monkeypatch):
     assert Keys.generate(encrypts=CURVE).encrypts == CURVE
 
 
-def test_every_rank_of_a_job_hears_of_it_before_a_server_is_asked(monkeypatch):
+def test_every_rank_of_a_job_on_several_machines_hears_of_it_before_a_server_is_asked(monkeypatch):
     absent(monkeypatch)
 
     def body(group):
+        group.num_machines = 2
         JobServers(group, 60.0, 30.0).order(1, LOOPBACK, True)
 
     for error in on_ranks(2, body):
