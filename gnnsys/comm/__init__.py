@@ -6,8 +6,9 @@ from gnnsys.comm.bounded_store import BoundedStore
 from gnnsys.comm.child_lifetime import close_in_forks, end_with_parent
 from gnnsys.comm.client import Client
 from gnnsys.comm.client_quotas import ClientQuotas
-from gnnsys.comm.context import BatchLoop, RequestContext, current_context, use_context
+from gnnsys.comm.context import BatchLoop, Consumer, RequestContext, current_context, use_context
 from gnnsys.comm.device_place import DevicePlace, place_of
+from gnnsys.comm.egress import Egress, check_order
 from gnnsys.comm.errors import (
     Closed,
     CommError,
@@ -33,6 +34,7 @@ from gnnsys.comm.request import Handler, Reply, Request, ShortReply
 from gnnsys.comm.sealing import sealing_seconds
 from gnnsys.comm.server import Server
 from gnnsys.comm.unnamed_memory import UnnamedMemory
+from gnnsys.comm.urgency import BACKGROUND, user_priority
 from gnnsys.comm.wire import HEADER_BYTES, Header, Limits, Message
 
 # Old names, kept for one version.
@@ -42,6 +44,7 @@ Place = LaunchInfo
 Turns = FairQueue
 
 __all__ = [
+    "BACKGROUND",
     "CODE_OF",
     "CURVE",
     "DTYPES",
@@ -59,8 +62,10 @@ __all__ = [
     "ClientQuotas",
     "Closed",
     "CommError",
+    "Consumer",
     "DeadlineExceeded",
     "DevicePlace",
+    "Egress",
     "FairQueue",
     "Group",
     "Handler",
@@ -90,6 +95,7 @@ __all__ = [
     "WireError",
     "agree_on_address",
     "check_can_seal",
+    "check_order",
     "close_in_forks",
     "current_context",
     "default_lanes",
@@ -108,4 +114,5 @@ __all__ = [
     "resolve",
     "sealing_seconds",
     "use_context",
+    "user_priority",
 ]

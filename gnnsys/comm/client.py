@@ -19,7 +19,7 @@ from typing import Any
 import zmq
 from torch import Tensor
 
-from gnnsys.comm import this_process, wire
+from gnnsys.comm import this_process, urgency, wire
 from gnnsys.comm.arrays import ReceivedFrame
 from gnnsys.comm.client_replies import ClientReplies
 from gnnsys.comm.context import RequestContext, current_context, first_given
@@ -154,13 +154,14 @@ class Client:
         request_id, context = next(self._ids), current_context()
         header = wire.make_header(
             kind, request_id, timeout_us=int(timeout * 1e6),
-            priority=first_given(priority, context.priority, self.context.priority), sender=self._sender,
+            priority=self._urgency(kind, priority, context, layer), sender=self._sender,
             incarnation=self._incarnation, sequence=sequence,
             batch=context.batch if batch < 0 else batch, layer=layer, loader=loader or context.loader,
             path=first_given(path, context.path, self.context.path), share=self._share.of_request(peer, kind),
         )  # fmt: skip
         frames = wire.encode(header, arrays, options, self._limits)
-        return self._begin(peer, kind, request_id, frames, timeout, reply_bytes)
+        said = header.loader, header.batch, header.priority
+        return self._begin(peer, kind, request_id, frames, timeout, reply_bytes, said)
 
     def request_encoded(
         self, peer: int, kind: int, front: bytearray, num_arrays: int, reply_bytes: int, timeout: float | None,
@@ -169,16 +170,32 @@ class Client:
         """As `request`, of a message that is encoded but for its header, for which there is room at its beginning."""
         timeout = self._checked(timeout)
         request_id, context = next(self._ids), current_context()
-        if priority is None and (priority := context.priority) is None:
-            priority = self.context.priority or 0
+        number = self._urgency(kind, priority, context, layer)
+        batch = context.batch if batch < 0 else batch
         if path is None and (path := context.path) is None:
             path = self.context.path or 0
         wire.put_request(
-            front, kind, num_arrays, request_id, int(timeout * 1e6), priority, self._sender, self._incarnation,
-            context.batch if batch < 0 else batch, layer, path, context.loader,
-            self._share.of_request(peer, kind),
+            front, kind, num_arrays, request_id, int(timeout * 1e6), number, self._sender, self._incarnation,
+            batch, layer, path, context.loader, self._share.of_request(peer, kind),
         )  # fmt: skip
-        return self._begin(peer, kind, request_id, [front], timeout, reply_bytes)
+        said = context.loader, batch, number
+        return self._begin(peer, kind, request_id, [front], timeout, reply_bytes, said)
+
+    def _urgency(self, kind: int, priority: int | None, context: RequestContext, layer: int) -> int:
+        asked: Any = priority
+        if asked is None and (asked := context.priority) is None:
+            asked = self.context.priority
+        return urgency.of_request(kind, context.need, layer, asked)
+
+    def raise_batch(self, loader: int, batch: int) -> None:
+        """Has peers answer what is outstanding of a batch before all that nobody waits for.
+
+        Peers that have all answered are told nothing. A message that is lost loses nothing but time.
+        """
+        for link in self._links.values():
+            if any([connection.raise_batch(loader, batch) for connection in link.bulk]):
+                self.send_order(link, link.control, Kind.RAISE, next(self._ids), loader=loader, batch=batch)
+                self._tally.note("raised")
 
     def _checked(self, timeout: float | None) -> float:
         timeout = self._timeout if timeout is None else timeout
@@ -187,8 +204,9 @@ class Client:
         return timeout
 
     def _begin(
-        self, peer: int, kind: int, request_id: int, frames: list[wire.Buffer], timeout: float, reply_bytes: int
-    ) -> Pending:
+        self, peer: int, kind: int, request_id: int, frames: list[wire.Buffer], timeout: float, reply_bytes: int,
+        said: tuple[int, int, int],
+    ) -> Pending:  # fmt: skip
         if this_process.pid != self._pid:
             raise CommError(f"this client belongs to process {self._pid}: after a fork, make a new one in the child")
         link = self._links.get(peer)
@@ -196,7 +214,7 @@ class Client:
             raise ValueError(f"no peer {peer}; this client knows {sorted(self._links)}")
         connection = link.connection_for(kind, reply_bytes)
         pending = Pending(
-            peer, kind, request_id, connection, frames, timeout, self._limits, self, _REQUEST_LOAD + reply_bytes
+            peer, kind, request_id, connection, frames, timeout, self._limits, self, _REQUEST_LOAD + reply_bytes, said
         )
         if not link.is_awaited():
             link.waiting_since = pending.sent_at
@@ -301,10 +319,11 @@ class Client:
 
     def send_order(
         self, link: Link, connection: Connection, kind: int, request_id: int, arrays: Sequence[Tensor] = (),
-        options: dict[str, Any] | None = None, *, share: int = 0,
+        options: dict[str, Any] | None = None, *, share: int = 0, loader: int = 0, batch: int = -1,
     ) -> None:  # fmt: skip
         header = wire.make_header(
-            kind, request_id, timeout_us=int(self._watch.lost_after * 1e6), sender=self._sender,
+            kind, request_id, timeout_us=int(self._watch.lost_after * 1e6), sender=self._sender, loader=loader,
+            batch=batch,
             incarnation=self._incarnation, share=share or (self._share.of_ping(link) if kind == Kind.PING else 0),
         )  # fmt: skip
         with contextlib.suppress(zmq.ZMQError, ValueError):  # sent again when it is due again

@@ -6,13 +6,34 @@ graph, of the tables, and of a user's own sampler. So no function in between has
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol
+
+from gnnsys.comm.urgency import AHEAD, WAITED, need_of, user_of, user_priority
+from gnnsys.comm.wire import Header
 
 MAX_LOADER = (1 << 32) - 1
+
+
+class Consumer:
+    """Who uses a loader's batches. `wanted` is the number of the batch that it waits for or uses, -1 before the first.
+
+    The loader's own thread writes it, threads that make batches read it.
+    """
+
+    __slots__ = ("wanted",)
+
+    def __init__(self, wanted: int = -1) -> None:
+        self.wanted = wanted
+
+
+class Raiser(Protocol):
+    """A client."""
+
+    def raise_batch(self, loader: int, batch: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +41,10 @@ class RequestContext:
     """What the header of a request says besides what is asked. The defaults say nothing.
 
     `batch` is the batch number: the position counted across epochs, -1 where the message belongs to no batch. `loader`
-    tells the loaders of a process apart, 0 is none. A server answers smaller `priority` first. `path` is the number of
-    a route, for a policy that chooses between several. None: the client's own, which is 0 unless `gnnsys.open` was
-    given another.
+    tells the loaders of a process apart, 0 is none. A server answers smaller `priority` first; requests of one number
+    go by urgency (`gnnsys/comm/urgency.py`). `path` is the number of a route, for
+    a policy that chooses between several. None: the client's own, which is 0 unless `gnnsys.open` was given another.
+    `consumer`: of a loader, who waits for its batches. Without one, whoever makes the request waits for it.
 
     >>> with use_context(RequestContext(batch=7, loader=1)):
     ...     current_context().batch
@@ -33,15 +55,35 @@ class RequestContext:
     loader: int = 0
     priority: int | None = None
     path: int | None = None
+    consumer: Consumer | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        limits = {"batch": (-1, 1 << 62), "loader": (0, MAX_LOADER), "priority": (-(1 << 31), (1 << 31) - 1)}
-        for name, (low, high) in (limits | {"path": (0, (1 << 32) - 1)}).items():
+        user_priority(self.priority)
+        limits = {"batch": (-1, 1 << 62), "loader": (0, MAX_LOADER), "path": (0, (1 << 32) - 1)}
+        for name, (low, high) in limits.items():
             value = getattr(self, name)
-            if value is None and name in ("priority", "path"):
+            if value is None and name == "path":
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
                 raise ValueError(f"{name} must be a whole number from {low} to {high}, got {value!r}")
+
+    @classmethod
+    def of_header(cls, header: Header) -> RequestContext:
+        """What who serves a request says in requests of its own that it makes for it."""
+        consumer = Consumer(header.batch if need_of(header.priority) == WAITED else -1)
+        return cls(header.batch, header.loader, user_of(header.priority), header.path, consumer)
+
+    @property
+    def need(self) -> int:
+        """WAITED where the consumer waits for this batch or uses it, or there is none; else AHEAD."""
+        return WAITED if self.consumer is None or self.batch <= self.consumer.wanted else AHEAD
+
+    def await_batch(self, batch: int, clients: Iterable[Raiser], waits: bool) -> None:
+        """The consumer asks for a batch; `waits`: it is not there yet. `clients` have asked peers for what it needs."""
+        if self.consumer is not None:
+            self.consumer.wanted = batch
+        for client in clients if waits else ():
+            client.raise_batch(self.loader, batch)
 
     def at(self, batch: int) -> RequestContext:
         """The same for another batch; a negative number is none."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import OrderedDict, deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Set
 from typing import Any
 
 _EVERY = 16
@@ -42,6 +42,22 @@ class FairQueue:
             queue.append(item)
         self._size += 1
 
+    def move(self, items: Set[Any], client: Hashable, old: int, new: int) -> None:
+        """Gives those of a client's items that wait at priority `old` another one."""
+        level = self._levels.get(old)
+        queue = None if level is None else level.get(client)
+        if queue is None:
+            return
+        moved = [item for item in queue if item in items]
+        left = deque(item for item in queue if item not in items)
+        self._size -= len(moved)
+        if left:
+            self._levels[old][client] = left
+        else:
+            self._drop(old, client)
+        for item in moved:
+            self.put(new, client, item)
+
     def take(self) -> Any:
         """The item whose turn it is; None where nothing waits."""
         if not self._size:
@@ -68,13 +84,19 @@ class FairQueue:
         if queue:
             level.move_to_end(client)
             return item
+        self._drop(priority, client)
+        return item
+
+    def _drop(self, priority: int, client: Hashable) -> None:
+        """The last item of a client at this priority has gone."""
+        level = self._levels[priority]
         del level[client]
         self._waiting[client] -= 1
         if not self._waiting[client]:  # who comes back has waited for no turn
-            del self._waiting[client], self._served[client]
+            del self._waiting[client]
+            self._served.pop(client, None)
         if not level:
             del self._levels[priority], self._priorities[bisect_left(self._priorities, priority)]
-        return item
 
     def __len__(self) -> int:
         return self._size

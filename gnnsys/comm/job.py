@@ -1,8 +1,7 @@
 """One request inside a server: from its arrival to the last message of its answer.
 
 The thread that reads the socket makes it; a worker runs its handler and sends what the handler yields. A worker never
-waits for a client that reads slowly: that client's jobs are parked, and return to the queue when there is room. A long
-reply lets other jobs run every few chunks.
+waits until there is room for a reply: the job is parked, and returns to the queue when it is its turn (`Egress`).
 """
 
 from __future__ import annotations
@@ -12,19 +11,16 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-import numpy as np
-
 from gnnsys.comm import wire
 from gnnsys.comm.arrays import ReceivedFrame
-from gnnsys.comm.client_quotas import SendWindow, client_of, peer_of
+from gnnsys.comm.client_quotas import client_of, peer_of
+from gnnsys.comm.egress import Egress, countable
 from gnnsys.comm.errors import ShardLost, TrainerLost
 from gnnsys.comm.kinds import is_change, kind_name
-from gnnsys.comm.reply_pacing import ReplyPacer
 from gnnsys.comm.request import Handlers, Reply, Request
 from gnnsys.comm.sealed_sessions import SealedMessage
 from gnnsys.comm.wire import Buffer, Header, Limits
 
-_TURN_CHUNKS = 4  # that are sent before others have their turn
 _MAX_TEXT = 2000  # characters of an error's text: at most twelve bytes each as JSON, so that they fit into any reply
 
 
@@ -33,7 +29,7 @@ class Outbound(Protocol):
 
     def seal(self, job: Job, frames: list[Buffer]) -> SealedMessage | None: ...
 
-    def send(self, job: Job, frames: list[Buffer], sealed: SealedMessage | None, is_last: bool) -> None: ...
+    def send(self, job: Job, frames: list[Buffer], sealed: SealedMessage | None, is_last: bool) -> bool: ...
 
     def resume(self, job: Job) -> None: ...
 
@@ -46,8 +42,8 @@ class Job:
     """A request, its frames as received, and what has been answered so far."""
 
     __slots__ = (
-        "_began", "_chunks", "_frames", "_outbound", "_pacer", "_peer", "_window", "arrived", "client", "deadline",
-        "header", "identity", "is_kept", "key", "num_bytes", "num_chunks", "queued_us", "served_us",
+        "_began", "_chunks", "_egress", "_frames", "_outbound", "arrived", "client", "deadline", "header", "identity",
+        "is_kept", "is_paced", "key", "num_bytes", "num_chunks", "peer", "priority", "queued_us", "served_us",
     )  # fmt: skip
 
     def __init__(
@@ -58,17 +54,17 @@ class Job:
         frames: Sequence[ReceivedFrame],
         num_bytes: int,
         deadline: float,
-        window: SendWindow,
-        pacer: ReplyPacer | None = None,
+        egress: Egress,
     ) -> None:
         self._outbound = outbound
         self._frames = frames
         self.arrived = time.monotonic()
         self._began: float | None = None  # when a worker took it
         self._chunks: Iterator[Reply] | None = None  # what is left of a reply in chunks
-        self._window = window  # its client's
-        self._pacer = pacer  # None: the reply is not paced
-        self._peer = peer_of(identity)
+        self._egress = egress
+        self.peer = peer_of(identity)
+        self.is_paced = bool(header.share)
+        self.priority = header.priority  # now; the header keeps what it came with
         self.num_chunks = 0  # messages answered so far
         self.queued_us = 0  # until a worker took it, or it was refused
         self.served_us = 0  # from then on
@@ -97,24 +93,24 @@ class Job:
             self.fail(error)
 
     def _must_wait(self) -> bool:
-        """Parks the job until its client has read more or its rate allows it. Returns whether it was parked.
+        """Parks the job until it is its turn to send. Returns whether it was parked.
 
         A reply to a change is never parked: it has a few bytes, and all ranks may wait for it.
         """
-        if is_change(self.header.kind):
-            return False
-        return self._window.park(self) or (self._pacer is not None and self._pacer.park(self._peer, self))
+        return not is_change(self.header.kind) and self._egress.park(self)
 
     def _begin(self, handlers: Handlers, limits: Limits) -> None:
         self._began = time.monotonic()
         try:
-            message = wire.read_message(self.header, self._frames, limits)
+            header = self.header
+            if header.priority != self.priority:  # raised meanwhile
+                header = header._replace(priority=self.priority)
+            message = wire.read_message(header, self._frames, limits)
         except wire.WireError as error:
             self.refuse(wire.MALFORMED, "WireError", str(error), event=f"malformed: {error.reason}")
             return
         self._frames = []
-        rate = 0.0 if self._pacer is None else self._pacer.rate_of(self._peer)
-        answer = handlers[self.header.kind](Request(message, self.deadline, rate))
+        answer = handlers[self.header.kind](Request(message, self.deadline, self._chunk_bytes))
         if isinstance(answer, Reply):
             self._send(self._frames_of(answer, True, limits), True)
         elif isinstance(answer, Future):
@@ -125,6 +121,9 @@ class Job:
             kind = kind_name(self.header.kind)
             raise TypeError(f"the handler of {kind} returned a {type(answer).__name__}, not a Reply")
 
+    def _chunk_bytes(self, most: int) -> int:
+        return self._egress.chunk_bytes(self, most)
+
     def fail(self, error: BaseException) -> None:
         facts = error.to_json() if isinstance(error, (ShardLost, TrainerLost)) else None
         is_value = isinstance(error, ValueError)
@@ -133,7 +132,7 @@ class Job:
         )
 
     def expire(self, why: str) -> None:
-        if self._window.unpark(self) or (self._pacer is not None and self._pacer.unpark(self._peer, self)):
+        if self._egress.unpark(self):
             self._chunks = None  # the rest is not sent
         self.refuse(wire.EXPIRED, "DeadlineExceeded", why, event="expired")
 
@@ -162,12 +161,12 @@ class Job:
             self.fail(failure)
 
     def _send_chunks(self, limits: Limits) -> None:
-        """Sends chunks until that was all, the reader has fallen behind, or others have waited for long enough.
+        """Sends chunks until that was all, it is not this job's turn, or another job waits for a worker.
 
         After `park` and `resume` another thread may be here.
         """
         assert self._chunks is not None
-        for num_sent, chunk in enumerate(self._chunks, 1):
+        for chunk in self._chunks:
             is_last = chunk.last
             frames = self._frames_of(chunk, is_last, limits)
             self._send(frames, is_last)
@@ -181,7 +180,7 @@ class Job:
                 return
             if self._must_wait():
                 return
-            if num_sent >= _TURN_CHUNKS and self._outbound.is_awaited():
+            if self._outbound.is_awaited():
                 self._outbound.resume(self)
                 return
         self._chunks = None
@@ -206,9 +205,12 @@ class Job:
     def _send(self, frames: list[Buffer], is_last: bool) -> None:
         self.num_chunks += 1
         sealed = self._outbound.seal(self, frames)
-        for frame in frames if sealed is None else sealed.frames:
-            if isinstance(frame, np.ndarray):
-                self._window.enter(frame)
-        self._outbound.send(self, frames, sealed, is_last)
-        if self._pacer is not None:
-            self._pacer.charge(self._peer, wire.num_bytes(frames))
+        frames = countable(frames)
+        if sealed is not None:
+            sealed.frames[:] = countable(sealed.frames)
+        is_sent = self._outbound.send(self, frames, sealed, is_last)
+        sent = frames if sealed is None else sealed.frames
+        self._egress.enter(
+            self.peer, sent if is_sent else (), wire.num_bytes(frames), priority=self.priority, is_paced=self.is_paced,
+            job=self,
+        )  # fmt: skip

@@ -17,6 +17,7 @@ class Kind(IntEnum):
     STOP = 3
     OPEN = 4
     SEAL = 5
+    RAISE = 6
 
     PULL = 16
     PUSH = 17
@@ -50,6 +51,7 @@ _CONTROL_KINDS = frozenset(
         Kind.STOP,
         Kind.OPEN,
         Kind.SEAL,
+        Kind.RAISE,
         Kind.CREATE,
         Kind.DROP,
         Kind.SAVE,

@@ -24,7 +24,7 @@ import time
 import torch
 import zmq
 
-from gnnsys.comm import wire
+from gnnsys.comm import urgency, wire
 from gnnsys.comm.client_quotas import CLIENT_NAME_BYTES
 from gnnsys.comm.errors import ShardLost
 from gnnsys.comm.keys import Keys, protect_bulk_client
@@ -69,6 +69,17 @@ class Connection:
     def awaits_others(self, pending: Pending) -> bool:
         """Whether other requests than this one are outstanding."""
         return len(self.outstanding) > (pending.request_id in self.outstanding)
+
+    def raise_batch(self, loader: int, batch: int) -> bool:
+        """Notes that what is outstanding of a batch is waited for. Returns whether that is news for any of it."""
+        ahead = [
+            pending
+            for pending in list(self.outstanding.values())
+            if pending.batch == batch and pending.loader == loader and urgency.need_of(pending.priority)
+        ]
+        for pending in ahead:
+            pending.priority = urgency.raised(pending.priority)
+        return bool(ahead)
 
     def carries_rows(self) -> bool:
         """Whether anything but structure is outstanding."""

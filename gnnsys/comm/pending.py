@@ -62,7 +62,7 @@ class Pending:
 
     def __init__(
         self, peer: int, kind: int, request_id: int, connection: Any, frames: list[Buffer], timeout: float,
-        limits: Limits, asker: Asker, load: int = 0,
+        limits: Limits, asker: Asker, load: int = 0, said: tuple[int, int, int] = (0, -1, 0),
     ) -> None:  # fmt: skip
         self.peer = peer
         self.kind = kind
@@ -70,6 +70,7 @@ class Pending:
         self.connection = connection
         self.frames = frames  # kept for sending them again, until the reply is complete
         self.load = load  # bytes, of the request and of its reply as far as that is known
+        self.loader, self.batch, self.priority = said
         self.timeout = timeout
         self.sent_at = self.last_sign = now = time.monotonic()  # for the first time; when something was heard of it
         self.deadline = now + timeout

@@ -10,21 +10,22 @@ from typing import Any, Union
 
 from torch import Tensor
 
+from gnnsys.comm import urgency
 from gnnsys.comm.context import current_context, first_given
-from gnnsys.comm.reply_pacing import chunk_bytes
 from gnnsys.comm.wire import Header, Message, make_header
 
 
 class Request(Message):
-    """A message that a handler answers, until when, and at how many bytes per second the reply leaves (0: any)."""
+    """A message that a handler answers, and until when. `chunk_bytes(most)` says how large the next chunk of the reply
+    should be: it changes while a reply is sent, so ask for each chunk."""
 
-    __slots__ = ("deadline", "message", "rate")
+    __slots__ = ("chunk_bytes", "deadline", "message")
 
-    def __init__(self, message: Message, deadline: float, rate: float = 0.0) -> None:
+    def __init__(self, message: Message, deadline: float, chunk_bytes: Callable[[int], int] = int) -> None:
         super().__init__(message.header, message.arrays, message.options)
         self.message = message
         self.deadline = deadline  # time.monotonic()
-        self.rate = rate
+        self.chunk_bytes = chunk_bytes
 
     @classmethod
     def local(
@@ -40,13 +41,10 @@ class Request(Message):
         header = make_header(
             kind, 0, timeout_us=int(timeout * 1e6), sender=sender, incarnation=incarnation, sequence=sequence,
             batch=context.batch if batch < 0 else batch, layer=layer, loader=loader or context.loader,
-            priority=first_given(priority, context.priority), path=first_given(path, context.path),
+            priority=urgency.of_request(kind, context.need, layer, first_given(priority, context.priority)),
+            path=first_given(path, context.path),
         )  # fmt: skip
         return cls(Message(header, list(arrays), options or {}), time.monotonic() + timeout)
-
-    def chunk_bytes(self, most: int) -> int:
-        """How large chunks of the reply should be: `most`, or less where it leaves at a rate."""
-        return chunk_bytes(self.rate, most)
 
     def remaining(self) -> float:
         """Seconds to the request's deadline; not below zero."""

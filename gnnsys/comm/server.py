@@ -12,23 +12,22 @@ import select
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 import zmq
 
-from gnnsys.comm import wire
+from gnnsys.comm import urgency, wire
 from gnnsys.comm.arrays import ReceivedFrame
 from gnnsys.comm.client_quotas import ClientQuotas, client_of, peer_of
 from gnnsys.comm.counters import ServiceTimes, Tally
+from gnnsys.comm.egress import COUNTED_BYTES, Egress, countable
 from gnnsys.comm.errors import WireError
 from gnnsys.comm.job import Job
 from gnnsys.comm.keys import Gate, Keys, check_can_seal, protect_bulk_server
 from gnnsys.comm.kinds import Kind, kind_name
 from gnnsys.comm.liveness import Liveness
-from gnnsys.comm.reply_pacing import ReplyPacer
 from gnnsys.comm.request import Handlers, ShortHandler
 from gnnsys.comm.sealed_sessions import SealedMessage, SealedSessions
 from gnnsys.comm.sockets import SharedSocket, WakeUp, bind, bulk_place, is_loopback, make_socket, port_of
@@ -40,6 +39,7 @@ _log = logging.getLogger(__name__)
 _DRAIN = 256  # messages that are read before replies are sent again
 _SWEEP_SECONDS = 1.0
 _KEPT_REPLIES = 4096
+_KEPT_RAISES = 4096
 _KEPT_BYTES = 4096  # a larger reply is made again rather than kept
 _SHORT_US = 1000  # what has less time left is not answered at once
 _SMALL_BYTES = 1 << 14  # of a request that the thread which reads may answer itself
@@ -63,6 +63,7 @@ class Server:
     takes longer: by what `short` has for it, which says None where the handler must do it. libzmq shares connections
     among `io_threads`, which encrypt and decrypt CURVE. With keys that seal, rows go over another port of each address:
     `bulk_port`, or one that is chosen. `rate_out`: bytes per second of replies to clients that are paced, all together.
+    `order`: whose reply goes first, see `Egress.set_order`. `on_raise` is called with the header of each RAISE.
 
     >>> with Server({Kind.PULL: lambda request: Reply(request.arrays)}) as server:
     ...     print(server.endpoints)
@@ -84,9 +85,12 @@ class Server:
         io_threads: int = 1,
         bulk_port: int = 0,
         rate_out: float | None = None,
+        order: str = "auto",
+        on_raise: Callable[[Header], None] | None = None,
     ) -> None:
-        if Kind.PING in handlers:
-            raise ValueError("PING is answered by the server itself: leave it out of the handlers")
+        for kind in (Kind.PING, Kind.RAISE):
+            if kind in handlers:
+                raise ValueError(f"{kind.name} is for the server itself: leave it out of the handlers")
         open_to_all = [endpoint for endpoint in bind if not is_loopback(endpoint)]
         if open_to_all and keys is None:
             raise ValueError(f"{open_to_all[0]!r} is open to other machines: pass keys=Keys.generate()")
@@ -116,9 +120,12 @@ class Server:
         self._lock = threading.RLock()  # of the next three
         self._jobs: dict[tuple[bytes, int], Job] = {}  # not answered in full yet
         self._kept: OrderedDict[tuple[bytes, int], tuple[Header, list[Buffer]]] = OrderedDict()  # sent again if lost
-        self._quotas = ClientQuotas(self._limits, self.resume)
-        self._pacer = ReplyPacer(self.resume, self._wake_up.wake)
-        self._pacer.set_rate_out(rate_out)
+        self._quotas = ClientQuotas(self._limits)
+        self._egress = Egress(self.resume, self._wake_up.wake, order=order)
+        self._egress.set_rate_out(rate_out)
+        self._on_raise = on_raise
+        self._ahead: dict[tuple[bytes, int, int], dict[Job, None]] = {}  # jobs that may be raised, by peer and batch
+        self._raised: OrderedDict[tuple[bytes, int], int] = OrderedDict()  # the batch last raised, by peer and loader
         self._tally = Tally()
         self._times = {kind: ServiceTimes() for kind in handlers}
         self._workers = WorkerThreads(threads, native_threads, self._run, f"{name}-work")
@@ -152,6 +159,7 @@ class Server:
         router = make_socket(self._context, zmq.ROUTER)
         router.sndhwm = self._limits.max_unread
         router.router_mandatory = True
+        router.copy_threshold = COUNTED_BYTES  # from here on libzmq says when it has sent a frame
         return router
 
     def _bind_bulk(self) -> None:
@@ -178,7 +186,7 @@ class Server:
     def summary(self) -> dict[str, Any]:
         """What `counters` says without the single peers, and the limits: small, whoever has sent what."""
         with self._lock:
-            kinds = self._tally.kinds_to_json({*self._handlers, Kind.PING, Kind.SEAL})
+            kinds = self._tally.kinds_to_json({*self._handlers, Kind.PING, Kind.SEAL, Kind.RAISE})
             limits = {name: getattr(self._limits, name) for name in _QUOTAS}
             return {"kinds": kinds, "events": self._tally.events(), "limits": limits, **self._state()}
 
@@ -193,7 +201,7 @@ class Server:
             "clients": len(self._quotas),
             "held_bytes": self._quotas.bytes,
             "worker_errors": self._workers.num_raised,
-            "paced": self._pacer.to_json(),
+            "egress": self._egress.to_json(),
             "refused_keys": 0 if self._gate is None else self._gate.refused,
         }
 
@@ -202,9 +210,13 @@ class Server:
         kinds = [kind for kind in self._handlers if kind not in without]
         return {"served": self._tally.num_received(kinds), "queue": len(self._workers)}
 
+    def set_order(self, order: str) -> None:
+        """See `Egress.set_order`."""
+        self._egress.set_order(order)
+
     def set_rate_out(self, rate: float | None) -> None:
         """Bytes per second of replies to clients that say what they can take; None: as fast as those take them."""
-        self._pacer.set_rate_out(rate)
+        self._egress.set_rate_out(rate)
 
     def close(self) -> None:
         """Answers what waits with an error and ends every thread, within seconds. Idempotent."""
@@ -231,18 +243,19 @@ class Server:
         session = None if self._sessions is None else self._sessions.of(job.identity)
         return None if session is None else session.seal(frames)
 
-    def send(self, job: Job, frames: list[Buffer], sealed: SealedMessage | None, is_last: bool) -> None:
+    def send(self, job: Job, frames: list[Buffer], sealed: SealedMessage | None, is_last: bool) -> bool:
         with self._lock:
             if self._jobs.get(job.key) is not job:
                 self.note("late")  # its time passed meanwhile, and it was answered with that
-                return
-            self._send(job.identity, job.header, frames, sealed)
+                return False
+            is_sent = self._send(job.identity, job.header, frames, sealed)
             if is_last:
                 self._finish(job, frames)
+        return is_sent
 
     def resume(self, job: Job) -> None:
         """Puts a job back in front of its client's other jobs. Called in finalizers, so it must take no lock."""
-        self._workers.put(job.header.priority, job.client, job, first=True)
+        self._workers.put(job.priority, job.client, job, first=True)
 
     def is_awaited(self) -> bool:
         """Whether other jobs wait for a worker."""
@@ -257,6 +270,10 @@ class Server:
     def _finish(self, job: Job, frames: list[Buffer]) -> None:
         if job.is_kept and job.num_chunks == 1:
             self._keep(job.key, job.header, frames, wire.num_bytes(frames))
+        if (filed := self._ahead.get(key := _batch_of(job))) is not None:
+            filed.pop(job, None)
+            if not filed:
+                del self._ahead[key]
         del self._jobs[job.key]  # after that: `_answer_short` looks at both without the lock
         self._quotas.leave(job.client, job.num_bytes, is_joint=job.header.kind == Kind.STEP)
         kind = job.header.kind
@@ -270,8 +287,8 @@ class Server:
             if len(self._kept) > _KEPT_REPLIES:
                 self._kept.popitem(last=False)
 
-    def _send(self, identity: bytes, header: Header, frames: list[Buffer], sealed: SealedMessage | None = None) -> int:
-        """Sends a message, where its receiver can be reached; returns its bytes."""
+    def _send(self, identity: bytes, header: Header, frames: list[Buffer], sealed: SealedMessage | None = None) -> bool:
+        """Sends a message. Returns False if its receiver cannot be reached, or does not read."""
         if sealed is None and self._sessions is not None and (session := self._sessions.of(identity)) is not None:
             sealed = session.seal(frames)
         try:
@@ -288,10 +305,9 @@ class Server:
         except zmq.ZMQError:
             self.note("unreachable")  # it has gone, or is about to reconnect and will ask again
         else:
-            num_bytes = wire.num_bytes(frames)
-            self._tally.sent(header.sender, header.kind, num_bytes)
-            return num_bytes
-        return wire.num_bytes(frames)
+            self._tally.sent(header.sender, header.kind, wire.num_bytes(frames))
+            return True
+        return False
 
     # The thread that reads
 
@@ -317,7 +333,7 @@ class Server:
         while not self._stop:
             wake_up.sleeping = True
             is_hot = self._stop or router.hot or (bulk_router is not None and bulk_router.hot)
-            ready = [fd for fd, _ in poller.poll(0 if is_hot else 1000 * min(_SWEEP_SECONDS, self._pacer.wait()))]
+            ready = [fd for fd, _ in poller.poll(0 if is_hot else 1000 * min(_SWEEP_SECONDS, self._egress.wait()))]
             wake_up.sleeping = False
             self.liveness.look(time.monotonic())
             if wake_fd in ready:
@@ -326,7 +342,7 @@ class Server:
                 gate.answer_all()
             for each in routers:
                 self._read(each, each.fd in ready)
-            self._pacer.release()
+            self._egress.release()
             now = time.monotonic()
             if now > next_sweep:
                 next_sweep = now + _SWEEP_SECONDS
@@ -377,7 +393,7 @@ class Server:
             self._refuse(identity, front, error)
             return
         if header.share:
-            self._pacer.tell(peer_of(identity), header.share, is_request=header.kind != Kind.PING)
+            self._egress.tell(peer_of(identity), header.share, is_request=header.kind != Kind.PING)
         short = self._short.get(header.kind) if is_first and len(frames) == 1 else None
         is_answered = short is not None and self._answer_short(short, identity, header, front, now)
         self.liveness.note(header.sender, header.incarnation, now)
@@ -391,6 +407,9 @@ class Server:
         if header.kind == Kind.SEAL and self._sessions is not None:
             self._answer_seal(identity, header, frames)
             return
+        if header.kind == Kind.RAISE:
+            self._raise(identity, header)
+            return
         deadline = now + min(header.timeout_us / 1e6, self._limits.max_seconds)
         with self._lock:
             key, busy = (identity, header.request_id), None
@@ -398,8 +417,8 @@ class Server:
             if is_new:
                 quota = self._quotas.of(client_of(identity))
                 busy = self._quotas.enter(quota, num_bytes, is_joint=header.kind == Kind.STEP)
-                pacer = self._pacer if header.share else None
-                job = self._jobs[key] = Job(self, identity, header, frames, num_bytes, deadline, quota.window, pacer)
+                job = self._jobs[key] = Job(self, identity, header, frames, num_bytes, deadline, self._egress)
+                self._file(job)
             else:
                 self.note("repeated")
                 if key in self._kept:
@@ -408,7 +427,7 @@ class Server:
             if header.kind in self._at_once:
                 self._run(job)
             else:
-                self._workers.put(header.priority, job.client, job)
+                self._workers.put(job.priority, job.client, job)
 
     def _answer_short(
         self, short: ShortHandler, identity: bytes, header: Header, front: memoryview, now: float
@@ -426,7 +445,7 @@ class Server:
             len(self._workers) or key in self._jobs or not self._quotas.has_room(client_of(identity))
         ):
             return False
-        if header.share and not self._pacer.may_send(peer_of(identity)):
+        if not self._egress.has_room(peer_of(identity), header.priority, bool(header.share)):
             return False
         if key in self._kept:  # looked at behind `_jobs`: a worker keeps a reply before it forgets the job
             return False
@@ -439,21 +458,50 @@ class Server:
         frames, num_arrays = reply
         served_us = int((time.monotonic() - now) * 1e6)
         wire.put_reply(frames[0], header, served_us, num_arrays)
+        frames = countable(frames)
         session = None if self._sessions is None else self._sessions.of(identity)
         sealed = None if session is None else session.seal(frames)
+        num_bytes = wire.num_bytes(frames)
         with self._lock:  # whoever has the reply and asks for counters waits until it is counted
-            if sealed is not None or len(frames) > 1:
-                window = self._quotas.of(client_of(identity)).window
-                for frame in frames if sealed is None else sealed.frames:
-                    if isinstance(frame, np.ndarray):
-                        window.enter(frame)
-            sent_bytes = self._send(identity, header, frames, sealed)
+            is_sent = self._send(identity, header, frames, sealed)
             self._tally.received(header.sender, header.kind, len(front))
             self._times[header.kind].add(0, served_us)
-            self._keep(key, header, frames, sent_bytes)
-        if header.share:
-            self._pacer.charge(peer_of(identity), sent_bytes)
+            self._keep(key, header, frames, num_bytes)
+        if is_sent and (header.share or sealed is not None or len(frames) > 1):
+            sent = frames if sealed is None else sealed.frames
+            self._egress.enter(
+                peer_of(identity), sent, num_bytes, priority=header.priority, is_paced=bool(header.share)
+            )
         return True
+
+    def _file(self, job: Job) -> None:
+        """A job of a batch that nobody waits for yet can be raised; if it was overtaken by the raise, it is now."""
+        if job.header.batch < 0 or not urgency.need_of(job.priority):
+            return
+        if self._raised.get((job.peer, job.header.loader)) == job.header.batch:
+            job.priority = urgency.raised(job.priority)
+        else:
+            self._ahead.setdefault(_batch_of(job), {})[job] = None
+
+    def _raise(self, identity: bytes, header: Header) -> None:
+        """A client waits for a batch: its requests of that batch go before all that nobody waits for. Not answered."""
+        peer = peer_of(identity)
+        with self._lock:
+            self._raised[peer, header.loader] = header.batch  # of requests that it overtakes
+            self._raised.move_to_end((peer, header.loader))
+            if len(self._raised) > _KEPT_RAISES:
+                self._raised.popitem(last=False)
+            jobs = list(self._ahead.pop((peer, header.loader, header.batch), ()))
+        groups: dict[tuple[bytes, int], set[Job]] = {}
+        for job in jobs:
+            groups.setdefault((job.client, job.priority), set()).add(job)
+            job.priority = urgency.raised(job.priority)
+        for (client, before), moved in groups.items():
+            self._workers.move(moved, client, before, urgency.raised(before))
+        self._egress.note_raised(jobs)
+        self.note("raised" if jobs else "nothing to raise")
+        if self._on_raise is not None:
+            self._on_raise(header)
 
     def _may_enter(self, job: Job, busy: str | None) -> bool:
         kind = job.header.kind
@@ -528,5 +576,7 @@ class Server:
         """Answers what nobody answered in its time: a future that never came, a queue that never moved."""
         for job in [job for job in list(self._jobs.values()) if now > job.deadline + _SWEEP_SECONDS]:
             job.expire("it was not answered in its time")
-        with self._lock:
-            self._quotas.sweep()
+
+
+def _batch_of(job: Job) -> tuple[bytes, int, int]:
+    return job.peer, job.header.loader, job.header.batch

@@ -32,6 +32,7 @@ _SILENCE_MS = 30_000
 _HANDSHAKE_MS = 10_000  # a peer that connects and shows no key holds a descriptor for so long
 _SEAL_BYTES = 256  # more than CURVE or sealing adds to a frame
 _BACKLOG = 100  # as ZeroMQ has it
+UNSENT_BYTES = 1 << 16  # that the kernel takes of a connection before it can send them: what it has is not overtaken
 _NOBLOCK, _EVENTS, _IN = int(zmq.NOBLOCK), int(zmq.EVENTS), int(zmq.POLLIN)
 _NOBLOCK_MORE = _NOBLOCK | int(zmq.SNDMORE)
 _COPIED = frozenset((bytes, bytearray))  # what libzmq copies; all else it reads where it lies
@@ -108,8 +109,9 @@ def bind(socket: Any, endpoint: str, *, is_reserved: bool = False) -> str:
     """
     socket.ipv6 = _wants_ipv6(endpoint)
     try:
-        if is_reserved:
-            socket.setsockopt(zmq.USE_FD, _listen(endpoint))
+        if endpoint.startswith("tcp://") and (is_reserved or _is_address(host_of(endpoint))):
+            made, endpoint = _listen(endpoint, is_reserved)
+            socket.setsockopt(zmq.USE_FD, made)
         socket.bind(endpoint)
         socket.setsockopt(zmq.USE_FD, -1)
     except (zmq.ZMQError, OSError) as error:
@@ -120,17 +122,34 @@ def bind(socket: Any, endpoint: str, *, is_reserved: bool = False) -> str:
     return str(socket.last_endpoint.decode().rstrip("\0"))
 
 
-def _listen(endpoint: str) -> int:
-    """A descriptor that listens there, beside whoever of this account says SO_REUSEPORT; ZeroMQ will close it."""
-    host, port = host_of(endpoint), int(endpoint.rpartition(":")[2])
-    family, kind, protocol, _, where = sockets.getaddrinfo(host, port, type=sockets.SOCK_STREAM)[0]
+def _is_address(host: str) -> bool:
+    """Whether this is an address or a host's name; libzmq also takes names of interfaces, and * for all of them."""
+    try:
+        return bool(sockets.getaddrinfo(host, 0, type=sockets.SOCK_STREAM))
+    except OSError:
+        return False
+
+
+def _listen(endpoint: str, is_reserved: bool) -> tuple[int, str]:
+    """A descriptor that listens there, which ZeroMQ will close, and the endpoint with its port.
+
+    Connections that are accepted keep what is set here. `is_reserved`: beside who of this account says SO_REUSEPORT.
+    """
+    host, port = host_of(endpoint), endpoint.rpartition(":")[2].replace("*", "0")
+    if not port.isdecimal():
+        raise OSError(f"{port!r} is no port")
+    family, kind, protocol, _, where = sockets.getaddrinfo(host, int(port), type=sockets.SOCK_STREAM)[0]
     with sockets.socket(family, kind, protocol) as made:
-        for option in (sockets.SO_REUSEADDR, sockets.SO_REUSEPORT):  # the first: connections of a life before
-            made.setsockopt(sockets.SOL_SOCKET, option, 1)
+        made.setsockopt(sockets.SOL_SOCKET, sockets.SO_REUSEADDR, 1)  # connections of a life before
+        if is_reserved:
+            made.setsockopt(sockets.SOL_SOCKET, sockets.SO_REUSEPORT, 1)
+        if hasattr(sockets, "TCP_NOTSENT_LOWAT"):
+            made.setsockopt(sockets.IPPROTO_TCP, sockets.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         made.bind(where)
         made.listen(_BACKLOG)
         made.setblocking(False)
-        return made.detach()
+        place = f"{endpoint.rpartition(':')[0]}:{made.getsockname()[1]}"
+        return made.detach(), place
 
 
 def connect(socket: Any, endpoint: str, keys: Keys | None) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Set
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -53,6 +53,12 @@ class WorkerThreads:
         """Queues an item of a client, behind its others; with `first`, before them."""
         self._incoming.put((priority, client, item, first))
         self._tokens.put(True)
+
+    def move(self, items: Set[Any], client: Hashable, old: int, new: int) -> None:
+        """See `FairQueue.move`."""
+        with self._lock:
+            self._sort_in()
+            self._turns.move(items, client, old, new)
 
     def _work(self, native_threads: int) -> None:
         torch.get_num_threads()  # takes the process's count once, so that setting it changes this thread's alone

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from gnnsys.comm import Handler, Kind, Reply, Request, RequestContext, use_context
+from gnnsys.comm import Client, Handler, Header, Kind, Reply, Request, RequestContext, use_context
 from gnnsys.loader.batch_message import WantedBatch, answer
 from gnnsys.loader.described_loader import DescribedLoader
 from gnnsys.loader.fetch import Fetch
@@ -70,7 +70,15 @@ class BatchService:
     def __init__(self, open_graph: Callable[[Mapping[str, Any]], DistGraph], num_at_once: int) -> None:
         self._open_graph, self._num_at_once = open_graph, num_at_once
         self._makers: OrderedDict[str, BatchMaker] = OrderedDict()
+        self._in_work: dict[tuple[int, int, int], tuple[RequestContext, Client | None]] = {}
         self._lock = threading.Lock()
+
+    def on_raise(self, header: Header) -> None:
+        """A trainer waits for a batch that is being made here: what this process asks others for it is urgent too."""
+        found = self._in_work.get((header.sender, header.loader, header.batch))
+        if found is not None:
+            context, client = found
+            context.await_batch(header.batch, [] if client is None else [client], True)
 
     def handlers(self) -> dict[int, Handler]:
         return {Kind.LOADER: self._describe, Kind.BATCH: self._batch}
@@ -101,7 +109,12 @@ class BatchService:
         if maker is None:
             raise ValueError(UNKNOWN)
         header = request.header
-        context = RequestContext(loader=header.loader, priority=header.priority, path=header.path)
-        with use_context(context.at(header.batch)):
-            sampled = maker.make(wanted, header.batch)
+        context = RequestContext.of_header(header)
+        work = header.sender, header.loader, header.batch
+        self._in_work[work] = context, getattr(maker.loader.graph, "client", None)
+        try:
+            with use_context(context):
+                sampled = maker.make(wanted, header.batch)
+        finally:
+            self._in_work.pop(work, None)
         return answer(sampled, maker.loader.arrays, request)

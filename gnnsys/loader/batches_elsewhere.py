@@ -115,6 +115,11 @@ class BatchesElsewhere:
         self._told_until: float | None = None  # how long the first batches wait for samplers that learn what this is
 
     @property
+    def client(self) -> Client:
+        """Which asks the samplers."""
+        return self._peers.client
+
+    @property
     def num_ahead(self) -> int:
         return AHEAD * len(self._samplers)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
-from gnnsys.comm import use_context
+from gnnsys.comm import RequestContext, use_context
 from gnnsys.loader.batch import Batch
 from gnnsys.loader.loader import Loader
 from gnnsys.loader.sampled import Inputs, Sampled
@@ -65,7 +65,7 @@ def in_turn(
     under_way: deque[tuple[int, Any, dict[str, float]]] = deque()
     for position, ticket in enumerate(islice(schedule.tickets(0), num_batches)):
         seconds: dict[str, float] = {}
-        with use_context(loader.context.at(position)):
+        with use_context(_context(loader, position)):
             item: Any = ticket
             for stage in stages[:first]:
                 kept = None if samples is None or stage.name != "sample" else samples.take(position, item)
@@ -83,11 +83,16 @@ def in_turn(
         yield _finish(loader, under_way.popleft(), stages[first:], clock)
 
 
+def _context(loader: Loader, position: int) -> RequestContext:
+    """Who makes batches in turn waits for each of them."""
+    return replace(loader.context.at(position), consumer=None)
+
+
 def _finish(
     loader: Loader, begun: tuple[int, Any, dict[str, float]], stages: list[Stage], clock: Callable[[], float]
 ) -> BatchInTurn:
     position, item, seconds = begun
-    with use_context(loader.context.at(position)):
+    with use_context(_context(loader, position)):
         for number, stage in enumerate(stages):
             if number and stage.begin is not None:
                 item = _timed(stage, stage.begin, item, seconds, clock)

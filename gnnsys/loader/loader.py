@@ -304,8 +304,9 @@ class Loader(Resumable):
             self._fetch.forget()
             observer = None if self._trace is None else self._trace.add_time
             self._pipeline = Pipeline(
-                self._source, self._stages, position=position, observer=observer, scope=self._scope
-            )
+                self._source, self._stages, position=position, observer=observer, scope=self._scope,
+                on_ask=self._on_ask,
+            )  # fmt: skip
         elif self._pipeline.position != position:
             self._fetch.forget()
             self._pipeline.seek(position)
@@ -315,6 +316,13 @@ class Loader(Resumable):
     def _scope(self) -> Scope:
         context = self._context  # not the loader, which threads would keep alive
         return lambda position: use_context(context.at(position))
+
+    @property
+    def _on_ask(self) -> Callable[[int, bool], None]:
+        context, elsewhere = self._context, self._elsewhere
+        clients = [getattr(self.graph, "client", None), None if elsewhere is None else elsewhere.client]
+        asked = [client for client in clients if client is not None]
+        return lambda position, waits: context.await_batch(position, asked, waits)
 
     @property
     def _source(self) -> Callable[[int], Iterator[Ticket]]:

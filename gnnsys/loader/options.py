@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnsys.comm import RequestContext
+from gnnsys.comm import RequestContext, user_priority
 from gnnsys.store import Policy, check_policy
 
 STAGES = ("schedule", "sample", "fetch", "copy", "compact")
@@ -77,7 +77,7 @@ class PipelineOptions:
     keep: int = 2
     trace: int = 256
     policy: Policy | None = None
-    priority: int | None = None
+    priority: int | str | None = None
     path: int | None = None
     group: int = 0
 
@@ -91,4 +91,6 @@ class PipelineOptions:
         check_count("trace", self.trace, 0)
         check_count("group", self.group, 0)
         check_policy(self.policy)
-        RequestContext(priority=self.priority, path=self.path)  # ValueError where the header has no room for them
+        RequestContext(
+            priority=user_priority(self.priority), path=self.path
+        )  # ValueError where the header has no room for them

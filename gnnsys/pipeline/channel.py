@@ -52,6 +52,10 @@ class Channel:
         """Whether the next item may be taken."""
         return self._next in self._items
 
+    def would_wait(self) -> bool:
+        """Whether `take` would wait now."""
+        return not self._is_ready()
+
     def take(self, timeout: float | None = None) -> tuple[int, Any]:
         """The number of the next item, and the item. TimeoutError if it does not arrive within `timeout` seconds."""
         deadline = None if timeout is None else time.monotonic() + timeout

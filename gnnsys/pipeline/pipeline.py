@@ -27,6 +27,7 @@ class Pipeline:
     If a stage raises, `next` raises the same exception when that batch would be delivered, and closes the pipeline.
     `close` (also called on garbage collection and at exit) ends every thread. `state_dict` counts the batches that the
     caller has received, not those in flight; after loading it, the next batch is the one after those.
+    `on_ask(position, waits)` is called when the caller asks for a batch, in its thread; `waits`: it is not there yet.
 
     >>> squares = Pipeline(lambda start: range(start, 4), [Stage("square", lambda x: x * x, threads=2)])
     >>> list(squares)
@@ -42,12 +43,13 @@ class Pipeline:
         timeout: float | None = None,
         observer: Observer | None = None,
         scope: Scope | None = None,
+        on_ask: Callable[[int, bool], None] | None = None,
     ) -> None:
         names = [stage.name for stage in stages]
         if len(set(names)) != len(names):
             raise ValueError(f"stages must have different names, got {names}")
         self._of_this_process = OfThisProcess("pipeline")
-        self._source = source
+        self._source, self._on_ask = source, on_ask
         self._timeout = timeout
         self._position = position
         self._batches: Iterator[Parcel] | None = _parcels(source, position)
@@ -72,6 +74,9 @@ class Pipeline:
         if self.is_closed:
             why = "was closed, or ended by an error" if self._is_closed else "has its threads in another process"
             raise RuntimeError(f"this pipeline {why}: make a new one")
+        if self._on_ask is not None:
+            waits = self._workers is not None and self._workers.channels[-1].would_wait()
+            self._on_ask(self._position, waits)
         parcel = self._next_from_source() if self._workers is None else self._next_from_threads(self._workers)
         if not isinstance(parcel.item, Failure):
             parcel = self._inline(parcel)

@@ -59,9 +59,15 @@ class Running:
         def scope(position: int) -> AbstractContextManager[None]:
             return use_context(context.at(position))
 
+        clients = loader.clients
+
+        def on_ask(position: int, waits: bool) -> None:
+            context.await_batch(position, clients, waits)
+
         return Pipeline(
-            self.epoch.requests, make_stages(loader), position=self.epoch.position, timeout=timeout, scope=scope
-        )
+            self.epoch.requests, make_stages(loader), position=self.epoch.position, timeout=timeout, scope=scope,
+            on_ask=on_ask,
+        )  # fmt: skip
 
 
 class EpochIterator:

@@ -91,6 +91,8 @@ class ThreadedLoader(torch.utils.data.DataLoader):
         ahead = kwargs.get("prefetch_factor") or 2
         graph = graph_of(data)
         self.context = RequestContext() if graph is None else loader_context(graph)
+        client = getattr(graph, "client", None)
+        self.clients = [] if client is None else [client]  # which ask other machines
         ids = InputIds(inputs.ids) if isinstance(inputs, Share) else None
         given = [name for name, values in (own_values or {}).items() if values is not None]
         self.ranks = Ranks(graph, inputs, ids, given)

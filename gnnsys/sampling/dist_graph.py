@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from gnnsys.comm import Kind, RequestContext
+from gnnsys.comm import Consumer, Kind, RequestContext, user_priority
 from gnnsys.graph import EDGE, MANIFEST, NODE, EdgeType, Graph, NodeType, check_data, make_graph_ids, some
 from gnnsys.ops import CSC, InnerEdges
 from gnnsys.partition import PartitionBook, Parts
@@ -436,10 +436,12 @@ class DistGraph:
         return f"DistGraph(nodes {{{nodes}}}, edges {{{edges}}}, {where})"
 
 
-def loader_context(graph: Graph | DistGraph, priority: int | None = None, path: int | None = None) -> RequestContext:
+def loader_context(
+    graph: Graph | DistGraph, priority: int | str | None = None, path: int | None = None
+) -> RequestContext:
     """What the messages of a new loader say. A loader of a graph in memory has no number: it asks nobody for it."""
     number = 0 if isinstance(graph, Graph) else next(graph.loader_numbers)
-    return RequestContext(loader=number, priority=priority, path=path)
+    return RequestContext(loader=number, priority=user_priority(priority), path=path, consumer=Consumer())
 
 
 def _one_of(given: Any, known: list[Any], what: str) -> Any:

@@ -5,7 +5,7 @@ Every message is checked before it is answered; what does not add up is a ValueE
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -78,15 +78,15 @@ class GraphService:
     def sample(self, request: Request) -> Reply | Iterator[Reply]:
         """One hop of one batch: `PartsRequest`, answered in chunks where it is large."""
         answers = self.views.sample(PartsRequest.from_arrays(request.arrays))
-        return self._chunks(answers, request.chunk_bytes(_CHUNK_BYTES))
+        return self._chunks(answers, request.chunk_bytes)
 
-    def _chunks(self, answers: Iterator[HopAnswer], chunk_bytes: int) -> Iterator[Reply]:
+    def _chunks(self, answers: Iterator[HopAnswer], chunk_bytes: Callable[[int], int]) -> Iterator[Reply]:
         ready: list[HopAnswer] = []
         size = 0
         for answer in answers:
             ready.append(answer)
             size += sum(rows.nbytes for rows in answer.piece if rows is not None)
-            if size >= chunk_bytes or len(ready) >= _CHUNK_PIECES:
+            if size >= chunk_bytes(_CHUNK_BYTES) or len(ready) >= _CHUNK_PIECES:
                 yield Reply(answers_to_arrays(ready))
                 ready, size = [], 0
         yield Reply(answers_to_arrays(ready), last=True)
@@ -94,7 +94,7 @@ class GraphService:
     def induced(self, request: Request) -> Iterator[Reply]:
         """Edges among chosen nodes: `InnerRequest`, answered in chunks where it is large."""
         answers = answer_inner(self._parts, self.views.own_parts, InnerRequest.from_arrays(request.arrays))
-        return self._chunks(answers, request.chunk_bytes(_CHUNK_BYTES))
+        return self._chunks(answers, request.chunk_bytes)
 
     def find_edges(self, request: Request) -> Reply:
         """Arrays: head [view, edge type, part, number of pairs, part, number, ...], src (global), dst (local to part).

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from gnnsys.comm import BACKGROUND, RequestContext, use_context
 from gnnsys.graph import IdsLike
 from gnnsys.ops import DeviceReads, gather_rows, read_table
 from gnnsys.store.candidates import DEVICE, Candidate, Located, Policy
@@ -187,8 +188,9 @@ class DeviceTable:
         slots[ids] = torch.arange(ids.numel(), dtype=torch.int32, device="cpu")
         rows = torch.empty((ids.numel(), *self._shape[1:]), dtype=self._dtype, device=self.device)
         step = max(_FILL_BYTES // max(self.row_bytes, 1), 1)
-        for first in range(0, ids.numel(), step):
-            rows[first : first + step] = read_rows([(self.table, ids[first : first + step])])[0]
+        with use_context(RequestContext(priority=BACKGROUND)):
+            for first in range(0, ids.numel(), step):
+                rows[first : first + step] = read_rows([(self.table, ids[first : first + step])])[0]
         hits = torch.zeros(1, dtype=torch.int64, device=self.device)
         cache = RowCache(rows, slots.to(self.device), hits, name or object(), DeviceReads())
         if self.device.type != "cpu":

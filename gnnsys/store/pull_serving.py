@@ -50,23 +50,26 @@ class _Item:
 
 
 def pull_chunks(
-    arrays: Sequence[Tensor], find: Callable[[int], Table], buffers: BufferPool, chunk_bytes: int = CHUNK_BYTES
+    arrays: Sequence[Tensor], find: Callable[[int], Table], buffers: BufferPool, chunk_bytes: Callable[[int], int] = int
 ) -> Iterator[Reply]:
-    """The rows a message asks for, piece by piece. What is wrong with the message is found before the first one."""
+    """The rows a message asks for, piece by piece. What is wrong with the message is found before the first one.
+
+    `chunk_bytes(CHUNK_BYTES)`: how large the next piece should be.
+    """
     items = [_read_item(item, arrays, find) for item in read_plan(arrays, 5)]
     return _chunks(items, buffers, chunk_bytes)
 
 
-def _chunks(items: Sequence[_Item], buffers: BufferPool, chunk_bytes: int) -> Iterator[Reply]:
+def _chunks(items: Sequence[_Item], buffers: BufferPool, chunk_bytes: Callable[[int], int]) -> Iterator[Reply]:
     pieces: list[tuple[int, int, int]] = []
     rows: list[Tensor] = []
-    room = chunk_bytes
+    room = chunk_bytes(CHUNK_BYTES)
     for number, item in enumerate(items):
         first = 0
         while first < item.num_rows:
             if (room < item.row_bytes and pieces) or len(pieces) == MAX_PIECES:
                 yield _reply(pieces, rows)
-                pieces, rows, room = [], [], chunk_bytes
+                pieces, rows, room = [], [], chunk_bytes(CHUNK_BYTES)
             count = min(item.num_rows - first, max(1, room // max(1, item.row_bytes)))
             pieces.append((number, first, count))
             rows.append(item.gather(first, count, buffers))

@@ -22,7 +22,7 @@ from gnnsys.store.capacity import check_room, memory_for_tables, parts_of_tables
 from gnnsys.store.describe import bounds_in, contribution_in, described, filler, name_in
 from gnnsys.store.incarnation import Life
 from gnnsys.store.lent_memory import Borrowed
-from gnnsys.store.message_plan import CHUNK_BYTES, PUSH_MODES, named_array, read_plan, unknown_table
+from gnnsys.store.message_plan import PUSH_MODES, named_array, read_plan, unknown_table
 from gnnsys.store.part_rows import PartRows
 from gnnsys.store.pull_serving import answer_small, pull_chunks
 from gnnsys.store.push_order import PushOrder
@@ -229,7 +229,7 @@ class Shard:
         }
 
     def _pull(self, request: Request) -> Iterator[Reply]:
-        return pull_chunks(request.arrays, self._by_number, self._buffers, request.chunk_bytes(CHUNK_BYTES))
+        return pull_chunks(request.arrays, self._by_number, self._buffers, request.chunk_bytes)
 
     def answer_small(self, header: Header, front: memoryview) -> ShortReply | None:
         """Answers a pull of few rows from the bytes of its message; None where the handler is to do it."""

@@ -13,7 +13,7 @@ import torch
 import zmq
 
 from gnnsys.comm import Client, DeadlineExceeded, Keys, Kind, Limits, Reply, Request, Server, reply_pacing, wire
-from gnnsys.comm.reply_pacing import ReplyPacer
+from gnnsys.comm.egress import Egress
 from tests.comm.endpoints import DEADLINE, joined, until
 
 MB = 10**6
@@ -32,16 +32,22 @@ class Chunks:
             yield Reply([torch.arange(first, min(total, first + step))], last=first + step >= total)
 
 
-class Charges(ReplyPacer):
-    """Notes when how much was sent."""
+class Charges(Egress):
+    """Notes when how much was sent of paced replies."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         self.noted: list[tuple[float, int]] = []
 
-    def charge(self, peer: bytes, num_bytes: int) -> None:
-        self.noted.append((time.monotonic(), num_bytes))
-        super().charge(peer, num_bytes)
+    def enter(self, peer: bytes, frames: Any, num_bytes: int, *, is_paced: bool = False, **options: Any) -> None:
+        if is_paced:
+            self.noted.append((time.monotonic(), num_bytes))
+        super().enter(peer, frames, num_bytes, is_paced=is_paced, **options)
+
+
+def rate_of_only_peer(server: Server) -> float:
+    (peer,) = server._egress._flows
+    return server._egress.rate_of(peer)
 
 
 def received(pending: Any) -> torch.Tensor:
@@ -50,7 +56,7 @@ def received(pending: Any) -> torch.Tensor:
 
 @pytest.fixture(params=[True, "curve", None], ids=["sealed", "curve", "open"])
 def paced(request, monkeypatch):
-    monkeypatch.setattr("gnnsys.comm.server.ReplyPacer", Charges)
+    monkeypatch.setattr("gnnsys.comm.server.Egress", Charges)
     keys = None if request.param is None else Keys.generate(encrypts=request.param)
     served = Chunks()
     with joined({Kind.PULL: served.handle}, keys=keys) as (server, client):
@@ -58,16 +64,16 @@ def paced(request, monkeypatch):
 
 
 def test_a_paced_server_sends_at_the_rate_and_the_bytes_are_the_same(paced):
-    served, server, client = paced
+    _, server, client = paced
     size, rate = 4 * MB, 20 * MB
     plain = received(client.request(0, Kind.PULL, options={"bytes": size}))
-    assert server._pacer.noted == [], "nobody is paced who does not say so"
+    assert server._egress.noted == [], "nobody is paced who does not say so"
     client.set_rate_in(rate)
     whole = received(client.request(0, Kind.PULL, options={"bytes": size}))
     assert torch.equal(plain, torch.arange(size // 8)) and torch.equal(whole, plain)
-    noted = server._pacer.noted
+    noted = server._egress.noted
     until(lambda: len(noted) == 10)  # of 400,000 bytes each; the last is noted when it has left
-    assert served.requests[-1].rate == pytest.approx(rate)
+    assert rate_of_only_peer(server) == pytest.approx(rate)
     burst = rate * reply_pacing._BURST_SECONDS
     for first in range(len(noted)):
         for last in range(first, len(noted)):
@@ -77,16 +83,16 @@ def test_a_paced_server_sends_at_the_rate_and_the_bytes_are_the_same(paced):
 
 
 def test_two_requests_of_one_client_share_its_rate_and_both_end(paced):
-    served, server, client = paced
+    _, server, client = paced
     client.set_rate_in(20 * MB)
     asked = [client.request(0, Kind.PULL, options={"bytes": 1 * MB}) for _ in range(3)]
     assert all(torch.equal(received(each), torch.arange(MB // 8)) for each in asked)
-    assert [request.rate for request in served.requests] == pytest.approx([20 * MB] * 3)
-    until(lambda: server.counters()["paced"] == {"flows": 0, "waiting": 0} and not server.counters()["unanswered"])
+    assert rate_of_only_peer(server) == pytest.approx(20 * MB)
+    until(lambda: server.counters()["egress"]["paced"] == 0 and not server.counters()["unanswered"])
 
 
 def test_a_servers_own_rate_is_divided_among_those_that_it_sends_to(monkeypatch):
-    monkeypatch.setattr("gnnsys.comm.server.ReplyPacer", Charges)
+    monkeypatch.setattr("gnnsys.comm.server.Egress", Charges)
     served = Chunks()
     with Server({Kind.PULL: served.handle}, rate_out=30 * MB) as server, contextlib.ExitStack() as stack:
         clients = [
@@ -96,7 +102,7 @@ def test_a_servers_own_rate_is_divided_among_those_that_it_sends_to(monkeypatch)
             client.set_rate_in(1000 * MB)
         asked = [client.request(0, Kind.PULL, options={"bytes": 2 * MB}) for client in clients]
         assert all(torch.equal(received(each), torch.arange(2 * MB // 8)) for each in asked)
-        noted = sorted(server._pacer.noted)
+        noted = sorted(server._egress.noted)
         largest = max(size for _, size in noted)
         moved = sum(size for _, size in noted) - 3 * largest  # the last ones leave after that time
         assert moved <= 30 * MB * (noted[-1][0] - noted[0][0] + 3 * reply_pacing._BURST_SECONDS)
@@ -121,8 +127,8 @@ def test_a_client_divides_its_rate_among_the_peers_that_send_and_tells_them_when
         second = client.request(1, Kind.PULL)
         until(lambda: len(served.requests) == 3)
         assert sorted(request.share for request in served.requests) == [0, 30 * MB, 60 * MB]
-        peer = next(iter(servers[0]._pacer._flows))
-        until(lambda: servers[0]._pacer.rate_of(peer) == 30 * MB)  # told by a heartbeat
+        peer = next(iter(servers[0]._egress._flows))
+        until(lambda: servers[0]._egress.rate_of(peer) == 30 * MB)  # told by a heartbeat
         release.set()
         for each in (here, first, second):
             assert each.result(DEADLINE).arrays[0].tolist() == [0, 1, 2, 3, 4]
@@ -147,13 +153,13 @@ def test_a_share_whose_heartbeat_was_lost_or_came_before_the_request_is_told_aga
         client = stack.enter_context(Client(peers, sender=0, incarnation=1, ping_interval=0.05))
         client.set_rate_in(60 * MB)
         asked = [client.request(number, Kind.PULL) for number in range(2)]
-        until(lambda: servers[0]._pacer._flows and told)
-        peer = next(iter(servers[0]._pacer._flows))
+        until(lambda: servers[0]._egress._flows and told)
+        peer = next(iter(servers[0]._egress._flows))
         if what == "early":
             tell(client, client._links[0], 30 * MB)
-            until(lambda: servers[0]._pacer.rate_of(peer) == 30 * MB)
-            servers[0]._pacer.tell(peer, 60 * MB)  # the request, which says what was right when it was made
-        until(lambda: servers[0]._pacer.rate_of(peer) == 30 * MB)
+            until(lambda: servers[0]._egress.rate_of(peer) == 30 * MB)
+            servers[0]._egress.tell(peer, 60 * MB)  # the request, which says what was right when it was made
+        until(lambda: servers[0]._egress.rate_of(peer) == 30 * MB)
         release.set()
         for each in asked:
             each.result(DEADLINE)
@@ -197,7 +203,7 @@ def test_a_stranger_with_an_absurd_share_keeps_nobody_waiting(share):
                     ended[header.request_id] = header.status
         context.term()
         assert set(ended.values()) == ({wire.OK} if share > 1 else {wire.EXPIRED})
-        until(lambda: server.counters()["unanswered"] == 0 and server.counters()["paced"]["waiting"] == 0)
+        until(lambda: server.counters()["unanswered"] == 0 and server.counters()["egress"]["waiting"] == 0)
 
 
 def test_a_reply_that_cannot_be_sent_in_time_at_its_rate_is_an_error_at_the_deadline():

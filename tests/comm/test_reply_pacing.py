@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 
 import pytest
 
-from gnnsys.comm import reply_pacing
-from gnnsys.comm.reply_pacing import LEAST_RATE, ReplyPacer, chunk_bytes
+from gnnsys.comm import egress, reply_pacing
+from gnnsys.comm.egress import Egress
+from gnnsys.comm.reply_pacing import LEAST_RATE
 
 MB = 10**6
 
@@ -17,17 +17,17 @@ class FakeJob:
     """A reply of `num_chunks` chunks to one peer, sent as `Job` sends them."""
 
     def __init__(self, peer: bytes, num_chunks: int, size: int, arrived: float = 0.0, priority: int = 0) -> None:
-        self.peer, self.left, self.size = peer, num_chunks, size
-        self.arrived, self.header = arrived, SimpleNamespace(priority=priority)
+        self.peer, self.left, self.size, self.is_paced = peer, num_chunks, size, True
+        self.arrived, self.priority = arrived, priority
         self.ended_at = math.nan
 
     def run(self, world: World) -> None:
         while self.left:
-            if world.pacer.park(self.peer, self):
+            if world.pacer.park(self):
                 return
             world.sent.append((world.now, self))
             self.left -= 1
-            world.pacer.charge(self.peer, self.size)
+            world.pacer.enter(self.peer, [], self.size, is_paced=True, job=self)
         self.ended_at = world.now
 
 
@@ -38,7 +38,7 @@ class World:
         self.now, self.wakes = 100.0, 0
         self.sent: list[tuple[float, FakeJob]] = []
         self.ready: list[FakeJob] = []
-        self.pacer = ReplyPacer(self.ready.append, self._wake, lambda: self.now)
+        self.pacer = Egress(self.ready.append, self._wake, lambda: self.now)
         self.pacer.set_rate_out(rate_out)
 
     def _wake(self) -> None:
@@ -155,17 +155,17 @@ def test_a_job_that_was_let_go_and_sends_nothing_holds_the_others_up_for_a_momen
     world.begin(FakeJob(b"a", 1, 100_000), 1 * MB)
     gone, next_one = FakeJob(b"a", 1, 1000, arrived=1.0), FakeJob(b"a", 1, 1000, arrived=2.0)
     gone.run = lambda world: None  # type: ignore[method-assign]
-    assert world.pacer.park(b"a", gone) and world.pacer.park(b"a", next_one)
+    assert world.pacer.park(gone) and world.pacer.park(next_one)
     world.turn()
-    assert next_one.left == 0 and next_one.ended_at - 100 == pytest.approx(0.1 + reply_pacing._TURN_SECONDS, abs=0.005)
+    assert next_one.left == 0 and next_one.ended_at - 100 == pytest.approx(0.1 + reply_pacing.TURN_SECONDS, abs=0.005)
 
 
 def test_a_job_that_expired_is_not_let_go():
     world = World()
     world.begin(FakeJob(b"a", 1, 100_000), 1 * MB)
     job = FakeJob(b"a", 1, 1000)
-    assert world.pacer.park(b"a", job)
-    assert world.pacer.unpark(b"a", job) and not world.pacer.unpark(b"a", job)
+    assert world.pacer.park(job)
+    assert world.pacer.unpark(job) and not world.pacer.unpark(job)
     assert world.pacer.wait() == math.inf
     world.now += 5
     world.pacer.release()
@@ -173,21 +173,23 @@ def test_a_job_that_expired_is_not_let_go():
 
 
 def test_more_peers_than_are_kept_are_served_and_forgotten(monkeypatch):
-    monkeypatch.setattr(reply_pacing, "MOST_FLOWS", 4)
+    monkeypatch.setattr(egress, "MOST_FLOWS", 4)
     world = World()
     jobs = [world.begin(FakeJob(b"%d" % number, 5, 100_000), 1 * MB) for number in range(20)]
     while world.ready:
         world.ready.pop(0).run(world)
     world.turn()
-    assert all(job.left == 0 for job in jobs) and len(world.pacer._flows) == 4
+    assert all(job.left == 0 for job in jobs), "no job is let go because of others, however many peers there are"
+    world.begin(FakeJob(b"one more", 1, 1000), 1 * MB)
+    assert len(world.pacer._flows) == 4
 
 
 def test_nothing_waits_for_nobody():
     world = World(5 * MB)
-    assert world.pacer.wait() == math.inf and world.pacer.may_send(b"a") and world.pacer.rate_of(b"a") == 0
-    assert not world.pacer.park(b"a", FakeJob(b"a", 1, 1)), "a request without a share is not paced"
-    world.pacer.charge(b"a", 10**9)
-    assert world.pacer.to_json() == {"flows": 0, "waiting": 0}
+    assert world.pacer.wait() == math.inf and world.pacer.has_room(b"a", 0) and world.pacer.rate_of(b"a") == 0
+    assert not world.pacer.park(FakeJob(b"a", 1, 1)), "a client that said no share is not paced"
+    world.pacer.enter(b"a", [], 10**9, is_paced=True)
+    assert world.pacer.to_json()["paced"] == world.pacer.to_json()["waiting"] == 0
 
 
 @pytest.mark.parametrize("rate", [0, -1.0, math.nan])
@@ -197,4 +199,9 @@ def test_a_rate_must_be_positive(rate):
 
 
 def test_chunks_take_a_fiftieth_of_a_second_within_bounds():
-    assert [chunk_bytes(rate, 4 << 20) for rate in (0, 1000, 10e6, 1e12)] == [4 << 20, 1 << 16, 200_000, 4 << 20]
+    sizes = []
+    for rate in (1000, 10e6, 1e12):
+        world, job = World(), FakeJob(b"a", 0, 0)
+        world.pacer.tell(b"a", int(rate))
+        sizes.append(world.pacer.chunk_bytes(job, 4 << 20))
+    assert sizes == [1 << 16, 200_000, 4 << 20]

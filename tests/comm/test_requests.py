@@ -25,6 +25,7 @@ from gnnsys.comm import (
     use_context,
 )
 from gnnsys.comm.arrays import DTYPES
+from gnnsys.comm.urgency import user_of
 from tests.comm.endpoints import DEADLINE, joined, until
 
 # On a slow machine, too, nothing is asked twice.
@@ -53,7 +54,7 @@ def test_a_handler_sees_who_asks_and_the_reply_names_the_request():
 
     def handler(request: Request) -> Reply:
         seen.append((request.sender, request.incarnation, request.sequence, request.batch, request.layer))
-        seen.append((request.priority, request.path, request.loader))
+        seen.append((user_of(request.priority), request.path, request.loader))
         assert 0 < request.remaining() <= 9
         return Reply()
 
@@ -70,7 +71,7 @@ def test_a_priority_or_path_of_0_is_said_and_only_what_nobody_gave_is_the_client
     seen = []
 
     def handler(request: Request) -> Reply:
-        seen.append((request.priority, request.path))
+        seen.append((user_of(request.priority), request.path))
         return Reply()
 
     with joined({Kind.SAMPLE: handler}) as (_, client):
@@ -84,7 +85,7 @@ def test_a_priority_or_path_of_0_is_said_and_only_what_nobody_gave_is_the_client
     assert seen == [(0, 0), (5, 6), (0, 0), (0, 6), (7, 0)]
     with use_context(RequestContext(priority=4, path=3)):
         own = [Request.local(Kind.SAMPLE), Request.local(Kind.SAMPLE, priority=0, path=0)]
-    assert [(request.priority, request.path) for request in own] == [(4, 3), (0, 0)]
+    assert [(user_of(request.priority), request.path) for request in own] == [(4, 3), (0, 0)]
 
 
 def test_many_threads_ask_several_servers_at_once_and_each_gets_its_own_answer():
@@ -298,7 +299,7 @@ def test_bad_arguments_are_told_at_once():
             client.request(0, 16, timeout=0)
         with pytest.raises(ValueError, match="complex"):
             client.request(0, 16, [torch.zeros(1, dtype=torch.complex64)])
-    with pytest.raises(ValueError, match="PING is answered by the server itself"):
+    with pytest.raises(ValueError, match="PING is for the server itself"):
         Server({Kind.PING: echo})
     with pytest.raises(ValueError, match=r"cannot serve at 'tcp://127.0.0.1:http'"):
         Server({16: echo}, bind=["tcp://127.0.0.1:http"]).start()

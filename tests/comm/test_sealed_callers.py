@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from gnnsys.comm import Keys, Kind, Reply, Request, wire
-from gnnsys.comm.client_quotas import SendWindow
+from gnnsys.comm.egress import Window
 from gnnsys.comm.lane_agreements import LaneAgreements
 from tests.comm.endpoints import DEADLINE, joined, until
 
@@ -78,8 +78,8 @@ def test_a_client_closes_a_connection_whose_place_another_took(monkeypatch):
 def test_replies_from_bytes_count_as_bytes_that_a_client_has_not_taken(keys, monkeypatch):
     """A client that asks and does not read is not answered for ever."""
     entered: list[int] = []
-    enter = SendWindow.enter
-    monkeypatch.setattr(SendWindow, "enter", lambda self, frame: (entered.append(frame.nbytes), enter(self, frame)))
+    add = Window.add
+    monkeypatch.setattr(Window, "add", lambda self, level, size: (entered.append(max(0, size)), add(self, level, size)))
     rows, answered = np.ones(1 << 20, np.uint8), []
 
     def short(header, front):

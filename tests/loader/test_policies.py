@@ -12,6 +12,7 @@ import torch
 
 import gnnsys
 from gnnsys.comm import Kind, Request
+from gnnsys.comm.urgency import user_of
 from gnnsys.graph import Graph
 from gnnsys.loader import LinkNeighborLoader, NeighborLoader, PipelineOptions
 from gnnsys.partition import write_parts
@@ -111,16 +112,16 @@ def test_replicas_serve_and_messages_have_priority_path_and_batch(
         served, _ = batches(opened)
         headers = [request.header for number, request in pulls if number == 1]
         assert len(headers) == len(pulls)  # nobody asked the first server for rows
-        assert {(h.priority, h.path) for h in headers} == {(2, 5)}
+        assert {(user_of(h.priority), h.path) for h in headers} == {(2, 5)}
         assert {h.batch for h in headers} >= set(range(len(served)))
         own, _ = batches(opened, PipelineOptions(policy=lambda candidates: candidates[0], priority=-1, path=9))
-        told = [(number, r.header.priority, r.header.batch) for number, r in pulls if r.header.path == 9]
+        told = [(number, user_of(r.header.priority), r.header.batch) for number, r in pulls if r.header.path == 9]
         assert {(number, priority) for number, priority, _ in told} == {(0, -1)}
         assert {batch for _, _, batch in told} >= set(range(len(own)))
         assert_same(own, served)
         batches(opened, PipelineOptions(priority=0, path=0))
         newest = max(r.header.loader for _, r in pulls)  # what earlier loaders had asked ahead may arrive only now
-        told = [(r.header.priority, r.header.path) for _, r in pulls if r.header.loader == newest]
+        told = [(user_of(r.header.priority), r.header.path) for _, r in pulls if r.header.loader == newest]
         assert set(told) == {(0, 0)}, "0 is said, not left out"
         original = opened.original_ids(served[0].n_id)
         assert torch.equal(served[0].x, graph.node_data["node"]["x"][original])

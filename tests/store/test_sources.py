@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.comm import RequestContext, use_context
+from gnnsys.comm.urgency import user_of
 from gnnsys.store import (
     Candidate,
     DeviceCache,
@@ -139,7 +140,7 @@ def test_tables_of_a_store_leave_in_one_message_per_machine_whatever_wraps_them(
     ((machine, request),) = machines.pulls
     assert machine == 1
     header = request.header
-    assert (header.batch, header.priority, header.path) == (12, 3, 7)
+    assert (header.batch, user_of(header.priority), header.path) == (12, 3, 7)
     here = ids < BOUNDS[1]
     for number, found in enumerate(rows):
         whole = random_rows(number % 2)[ids]

@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import zmq
 
-from gnnsys.comm import DTYPE_OF, INLINE_BELOW, Accounts, Kind, Limits, Turns, export_array, wire
+from gnnsys.comm import DTYPE_OF, INLINE_BELOW, Accounts, Egress, Kind, Limits, Turns, export_array, wire
 from gnnsys.ops import BufferPool, gather_rows
 from gnnsys.store import CHUNK_BYTES, Shard, TableSpec, pull_chunks
 
@@ -58,7 +59,9 @@ def checked(traffic: PullMessages) -> Call:
     shard = Shard()
     shard.add(traffic.spec, 0, torch.empty(traffic.spec.part_shape(0)))
     table, buffers = shard.table(traffic.spec.name), BufferPool(1)
-    accounts, turns = Accounts(limits, lambda job: None), Turns()
+    accounts, turns = Accounts(limits), Turns()
+    egress = Egress(lambda job: None, lambda: None)
+    job = SimpleNamespace(peer=_CLIENT, priority=0, is_paced=False, arrived=0.0)
     narrow, nothing = torch.empty(traffic.spec.part_shape(0)[0], 0), torch.empty(ids.numel(), 0)
 
     def call() -> None:
@@ -74,9 +77,9 @@ def checked(traffic: PullMessages) -> Call:
         gather_rows(narrow, ids, nothing)  # rows of no size: it looks at the ids, and that is all
         for _ in range(traffic.num_chunks):
             sent = traffic.buffer.view()
-            account.window.enter(sent)
-            account.window.park(None)
+            egress.enter(_CLIENT, [sent], sent.nbytes)
             del sent
+            egress.park(job)
             wire.read_header(chunk[0].buffer, limits)
             wire.locate_arrays(*chunk_described, chunk, limits)
         accounts.leave(_CLIENT, num_bytes)
