@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from gnnsys.comm import CURVE, LaunchInfo, agree_on_address, default_server_threads, join
+from gnnsys.comm import CURVE, LaunchInfo, agree_on_address, check_order, default_server_threads, join
 from gnnsys.observe import num_usable_cores
 from gnnsys.session.assistants import Assistants
 from gnnsys.session.open_graphs import OPEN_SECONDS
@@ -38,6 +38,7 @@ def init(
     backend: str | None = None,
     encrypt: bool | str = True,
     device: torch.device | str | None = None,
+    order: str = "auto",
 ) -> Session:
     """Joins the job this process was launched into, or begins one of its own. Every rank calls it.
 
@@ -50,6 +51,9 @@ def init(
     `device` is where this rank computes (`session.device`): by default the GPU with the number LOCAL_RANK, counted
     around where a machine has fewer, and the CPU where there is none. A GPU is made torch's current one, which takes
     some of its memory; with "cpu" CUDA is never asked for anything.
+
+    `order`: which replies servers send first (docs/order.md). "auto": what a rank waits for, then what it will need,
+    then what nobody waits for. "fair": ranks in turns. "fifo": as requests came.
 
     A process group is made unless there is one, or `process_group` is False: `backend`, or gloo, and nccl with it where
     every rank has a GPU of its own. Servers admit only who has the job's key. What they say is encrypted: orders by
@@ -69,6 +73,7 @@ def init(
         raise ValueError(f"encrypt must be True, False or {CURVE!r}, got {encrypt!r}")
     if server_threads < 1:
         raise ValueError(f"server_threads must be at least 1, got {server_threads}")
+    check_order(order)
     agent = TorchrunAgent.watch(lost_after)
     try:
         group = join(join_timeout)
@@ -88,7 +93,7 @@ def init(
         session._made_process_group = make_process_group(
             group, process_group, backend, address, timeout, devices.places
         )
-        session._servers.order(server_threads, address, encrypt)
+        session._servers.order(server_threads, address, encrypt, order)
     except BaseException:
         session.close(wait=False)
         raise
@@ -105,7 +110,7 @@ def open(
     servers: Sequence[str] | None = None,
     key: str | os.PathLike[str] | None = None,
     policy: Policy | None = None,
-    priority: int | None = None,
+    priority: int | str | None = None,
     path_id: int | None = None,
     device: torch.device | str | None = None,
     place: str = "auto",

@@ -33,9 +33,9 @@ class GraphServer:
     """The services of one machine behind one `comm.Server`: tables from the start, the graph once it is opened.
 
     A server that stands on its own (`alone`) takes no OPEN and no STOP from clients, and saves and loads tables below
-    `folder` only, or nowhere. `max_table_bytes`: see `Shard`; `is_reserved`, `bulk_port`, `rate_out`: see `Server`;
-    `io_threads` follow from the cores where they are not said. `on_open(path, options)` is called once parts are open,
-    with what was asked; its answer is told.
+    `folder` only, or nowhere. `max_table_bytes`: see `Shard`; `is_reserved`, `bulk_port`, `rate_out`, `order`: see
+    `Server`; `io_threads` follow from the cores where they are not said. `on_open(path, options)` is called once parts
+    are open, with what was asked; its answer is told.
     """
 
     def __init__(
@@ -55,6 +55,7 @@ class GraphServer:
         bulk_port: int = 0,
         on_open: Callable[[str, Mapping[str, Any]], dict[str, Any]] | None = None,
         rate_out: float | None = None,
+        order: str = "auto",
     ) -> None:
         self._on_open = on_open
         self.stopped = threading.Event()
@@ -76,7 +77,7 @@ class GraphServer:
             handlers, bind=bind, keys=keys, threads=threads, native_threads=native_threads, name=f"machine-{machine}",
             is_reserved=is_reserved, at_once=(Kind.STATUS, Kind.STOP),
             short={Kind.PULL: lambda header, front: self._shard.answer_small(header, front)},
-            io_threads=io_threads, bulk_port=bulk_port, rate_out=rate_out,
+            io_threads=io_threads, bulk_port=bulk_port, rate_out=rate_out, order=order,
         )  # fmt: skip
 
     def start(self) -> list[str]:
@@ -139,6 +140,9 @@ class GraphServer:
         if "rate_out" in options:
             rate = options["rate_out"]
             self.server.set_rate_out(None if rate is None else float(rate))
+            return Reply()
+        if "order" in options:
+            self.server.set_order(str(options["order"]))
             return Reply()
         if options["path"] is None:
             self.shut()

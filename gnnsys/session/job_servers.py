@@ -67,7 +67,7 @@ class JobServers:
         if self.are_needed and self._group.is_leader:
             self.own = ServerSupervisor()
 
-    def order(self, threads: int, address: str, encrypts: bool | str) -> None:
+    def order(self, threads: int, address: str, encrypts: bool | str, flow_order: str = "auto") -> None:
         """Has this machine's server listen at `address`, and makes the client once all do; every rank calls it."""
         self.encrypts = encrypts
         if not self.are_needed:
@@ -80,6 +80,7 @@ class JobServers:
         self.address = address
         problem, endpoint = None, None
         if self.own is not None:
+            self.own.flow_order = flow_order
             try:
                 endpoint = self.own.order(
                     group.machine, address, keys=self.keys, threads=threads, lost_after=self._lost_after
@@ -92,6 +93,28 @@ class JobServers:
         if assistants is not None:
             peers |= dict(enumerate(assistants.endpoints.values(), start=group.num_machines))
         self._connect(peers)
+        if flow_order != "auto" and assistants is not None and group.rank == 0:
+            self._order_assistants(flow_order)
+
+    def set_flow_order(self, order: str) -> None:
+        """Has this machine's server, and of rank 0 those of hosts without ranks, send in this order from now on."""
+        if self.client is None:
+            return
+        if self.own is not None:
+            self.own.flow_order = order
+            self.client.request(self._group.machine, Kind.OPEN, options={"order": order}).result()
+        if self.assistants is not None and self._group.rank == 0:
+            self._order_assistants(order)
+
+    def _order_assistants(self, order: str) -> None:
+        assert self.client is not None and self.assistants is not None
+        first = self._group.num_machines
+        for machine in range(first, first + len(self.assistants.names)):
+            self.client.request(machine, Kind.OPEN, options={"order": order}).result()
+
+    def flows(self) -> list[dict[str, Any]]:
+        """What each server says of its way out."""
+        return [{"machine": machine, **said["counters"]["egress"]} for machine, said in enumerate(self.status())]
 
     def _agree_on_encryption(self) -> bool | str:
         """`encrypts`, or CURVE on one machine that cannot seal rows, where they are in shared memory.

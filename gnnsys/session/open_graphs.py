@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
 import torch
 
-from gnnsys.comm import CURVE, LOOPBACK, Client, Group, Kind, RequestContext, read_key
+from gnnsys.comm import CURVE, LOOPBACK, Client, Group, Kind, RequestContext, read_key, user_priority
 from gnnsys.ops import check_device
 from gnnsys.sampling import check_place
 from gnnsys.session.job_servers import JobServers
@@ -45,7 +45,7 @@ class OpenOptions:
     servers: Sequence[str] | None = None
     key: str | os.PathLike[str] | None = None
     policy: Policy | None = None
-    priority: int | None = None
+    priority: int | str | None = None
     path_id: int | None = None
     device: torch.device | str | None = None
     place: str = "auto"
@@ -67,7 +67,7 @@ class OpenOptions:
 
     @property
     def context(self) -> RequestContext:
-        return RequestContext(priority=self.priority, path=self.path_id)
+        return RequestContext(priority=user_priority(self.priority), path=self.path_id)
 
 
 class OpenGraphs:

@@ -96,7 +96,7 @@ class SamplerServer:
         handlers: dict[int, Handler] = {**service.handlers(), Kind.STATUS: self._status}
         self.server = Server(
             handlers, bind=bind, keys=keys, threads=threads, name=f"sampler-{number}", is_reserved=is_reserved,
-            at_once=(Kind.STATUS,),
+            at_once=(Kind.STATUS,), on_raise=service.on_raise,
         )  # fmt: skip
 
     def start(self) -> list[str]:

@@ -68,6 +68,7 @@ def _make(orders: Mapping[str, Any]) -> GraphServer | SamplerServer:
         is_reserved=orders["is_reserved"],
         io_threads=orders["io_threads"],
         rate_out=orders["rate_out"],
+        order=orders["order"],
     )
     if orders["open"] is not None:  # before it listens: whoever finds it back finds all of it
         graph_server.open(orders["open"]["path"], orders["open"]["parts"], verify=False)

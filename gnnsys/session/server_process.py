@@ -46,13 +46,13 @@ class ServerProcess:
         self, machine: int, *, bind: Sequence[str], keys: Keys | None, threads: int, lost_after: float = 30.0,
         life: int = 0, parts: tuple[str, Sequence[int]] | None = None, parent_death: bool | None = None,
         is_reserved: bool = False, io_threads: int | None = None, sampler: Mapping[str, Any] | None = None,
-        rate_out: float | None = None,
+        rate_out: float | None = None, order: str = "auto",
     ) -> None:  # fmt: skip
         """What to serve and where. Keys go through the pipe, where no other process sees them.
 
         `parts`: a directory and what to open of it; `parent_death`: whether it ends with the thread that started it,
-        which is then one that stays (None: where that is the main one); `io_threads`, `rate_out`: see `GraphServer`;
-        `sampler`: path and number of a sampler (`SamplerServer`), which the process then is.
+        which is then one that stays (None: where that is the main one); `io_threads`, `rate_out`, `order`: see
+        `GraphServer`; `sampler`: path and number of a sampler (`SamplerServer`), which the process then is.
         """
         if parent_death is None:
             parent_death = threading.current_thread() is threading.main_thread()
@@ -69,6 +69,7 @@ class ServerProcess:
             "is_reserved": is_reserved,
             "io_threads": io_threads,
             "rate_out": rate_out,
+            "order": order,
             "sampler": None if sampler is None else dict(sampler),
         }
         assert self._process.stdin is not None

@@ -34,6 +34,7 @@ class ServerSupervisor:
     def __init__(self, max_restarts: int = 3) -> None:
         self.parts: tuple[str, Sequence[int]] | None = None
         self.rate_out: float | None = None  # of the next process
+        self.flow_order = "auto"  # likewise
         self.is_over = False  # it is not started again
         self._process = ServerProcess()
         self._number = 0
@@ -55,7 +56,7 @@ class ServerSupervisor:
             "machine": machine, "bind": [bind], "keys": keys, "threads": threads, "lost_after": lost_after,
             "is_reserved": True, "sampler": sampler,
         }  # fmt: skip
-        self._process.order(**self._orders)
+        self._process.order(**self._orders, order=self.flow_order)
         return self._process.endpoints(_START_SECONDS)[0]
 
     @property
@@ -115,8 +116,9 @@ class ServerSupervisor:
             self._process = ServerProcess()
         try:
             self._process.order(
-                **self._orders, life=self._number, parts=self.parts, parent_death=True, rate_out=self.rate_out
-            )
+                **self._orders, life=self._number, parts=self.parts, parent_death=True, rate_out=self.rate_out,
+                order=self.flow_order,
+            )  # fmt: skip
             self._process.endpoints(_START_SECONDS)
         except (RuntimeError, OSError, ValueError) as error:  # the latter where `close` has shut its pipes meanwhile
             if not self._is_closing:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 import torch.distributed as dist
 
-from gnnsys.comm import Client, CommError, Group, RendezvousError
+from gnnsys.comm import Client, CommError, Group, RendezvousError, check_order
 from gnnsys.session.job_servers import JobServers
 from gnnsys.session.open_graphs import OPEN_SECONDS, OpenGraphs, OpenOptions
 from gnnsys.session.paced_links import GivenPace
@@ -106,7 +106,7 @@ class Session:
         servers: Sequence[str] | None = None,
         key: str | os.PathLike[str] | None = None,
         policy: Policy | None = None,
-        priority: int | None = None,
+        priority: int | str | None = None,
         path_id: int | None = None,
         device: torch.device | str | None = None,
         place: str = "auto",
@@ -130,6 +130,24 @@ class Session:
         """
         self._check_open()
         self._graphs.pace(rate)
+
+    def order(self, order: str) -> None:
+        """Has servers send replies in another order from now on: see `gnnsys.init`.
+
+        A rank that leads its machine tells the machine's server. Ranks need not call it together.
+        """
+        self._check_open()
+        check_order(order)
+        self._servers.set_flow_order(order)
+
+    def flows(self) -> list[dict[str, Any]]:
+        """What each machine's server has sent, by class: "waited" (a rank waits for it), "ahead", "background".
+
+        `classes` has replies, bytes, and `held_us`, the microseconds that jobs were held back. `ahead` are bytes that
+        are handed to the network and not sent yet, `window` how many these may be, `waiting` how many jobs wait.
+        """
+        self._check_open()
+        return self._servers.flows()
 
     def status(self) -> list[dict[str, Any]]:
         """What each machine's server says of itself: process id, parts, requests served, requests that wait.

@@ -83,8 +83,8 @@ def test_every_kind_of_message_has_a_handler():
     try:
         of_samplers = BatchService(lambda opening: None, 1).handlers()
         assert not of_samplers.keys() & server.server._handlers.keys()
-        assert {*server.server._handlers, *of_samplers, Kind.PING, Kind.SEAL} == set(Kind)
-        of_its_own = {Kind.PING, Kind.SEAL, Kind.STATUS, Kind.OPEN, Kind.STOP}
+        assert {*server.server._handlers, *of_samplers, Kind.PING, Kind.SEAL, Kind.RAISE} == set(Kind)
+        of_its_own = {Kind.PING, Kind.SEAL, Kind.RAISE, Kind.STATUS, Kind.OPEN, Kind.STOP}
         assert {*server._services} == set(Kind) - served - of_its_own - of_samplers.keys()
     finally:
         server.close()
