@@ -20,7 +20,7 @@ from gnnsys.bench.workload import FULL, QUICK, Workload
 
 SUITES = (
     "ops", "loader", "partition", "store", "pipeline", "dist", "fullgraph", "gpu", "samplers", "links", "typed",
-    "execution", "plan", "jobs",
+    "execution", "plan", "jobs", "flows",
 )  # fmt: skip
 _MOST_NAMES = 24
 LAB = ("lab/", "pacing/")  # what names of cases begin with that run on the lab, in suites where others do not

@@ -70,7 +70,7 @@ def test_an_only_that_matches_nothing_is_a_users_error(capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["store", "--set", "cpu=0.5"], "`bench typed` and `bench jobs`: store has no settings"),
+        (["store", "--set", "cpu=0.5"], "`bench jobs` and `bench flows`: store has no settings"),
         (["dist", "--set", "cpu"], "--set cpu: write NAME=VALUE"),
         (["dist", "--set", "speed=1"], "there is no setting 'speed'"),
         (["links", "--quick", "--set", "speed=1"], "there is no setting 'speed', only num_nodes"),

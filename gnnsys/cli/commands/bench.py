@@ -179,7 +179,7 @@ def _run_against(args: argparse.Namespace, options: SuiteOptions) -> int:
 
 
 def _settings(suite: str, texts: list[str]) -> dict[str, str]:
-    with_settings = ("dist", "fullgraph", "samplers", "links", "typed", "jobs")
+    with_settings = ("dist", "fullgraph", "samplers", "links", "typed", "jobs", "flows")
     if texts and suite not in with_settings:
         *most, last = (f"`bench {name}`" for name in with_settings)
         raise ValueError(f"--set is for {', '.join(most)} and {last}: {suite} has no settings")
