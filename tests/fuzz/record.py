@@ -70,7 +70,8 @@ def record(folder: Path, endpoint: str) -> list[Frames]:
         header = wire.read_header(frames[0], Limits())
         chosen.setdefault((header.kind, header.num_arrays, len(frames), len(frames[0]) // 256), frames)
     ping = wire.encode(wire.make_header(Kind.PING, 1, timeout_us=10**7), [torch.arange(40)], None, Limits())
-    return [*chosen.values(), [bytes(frame) for frame in ping]]
+    waits = wire.encode(wire.make_header(Kind.RAISE, 2, timeout_us=10**7, loader=1, batch=3), (), None, Limits())
+    return [*chosen.values(), *([bytes(frame) for frame in frames] for frames in (ping, waits))]
 
 
 def _train(graph: gnnsys.sampling.DistGraph, folder: Path) -> None:
