@@ -104,15 +104,16 @@ class ScriptProcess:
         return ScriptEnding(int(values["code"]), values["error"] or problem, values["measured"], result)
 
     def stopped(self) -> ProcessIdentity | None:
-        """The keeper or the script, where one of them is stopped."""
-        script = [ProcessIdentity.of(pid) for pid in descendants(self.identity.pid)[:1]]
-        return next((each for each in (self.identity, *script) if each is not None and each.is_stopped()), None)
+        """The keeper, the script, or a process that it started, if one of them is stopped."""
+        started = [ProcessIdentity.of(pid) for pid in descendants(self.identity.pid)]
+        return next((each for each in (self.identity, *started) if each is not None and each.is_stopped()), None)
 
     def terminate(self) -> None:
         """Asks the script, and all that it started, to end."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if self.identity.is_running():
                 os.killpg(self.identity.pid, signal.SIGTERM)
+                os.killpg(self.identity.pid, signal.SIGCONT)  # one that is stopped would never hear of it
 
     def kill(self) -> None:
         if self.identity.is_running():

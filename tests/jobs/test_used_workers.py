@@ -84,13 +84,13 @@ def test_a_job_that_is_stopped_goes_on_and_ends_if_that_repeats(
 ) -> None:
     monkeypatch.setattr("gnnsys.jobs.job_ender._STOPPED_SECONDS", 0.0)
     monkeypatch.setattr("gnnsys.jobs.service._LOOK_SECONDS", 0.0)
-    (tmp_path / "stop.sh").write_text("#!/bin/sh\nkill -STOP $$\necho went on\n")
+    (tmp_path / "stop.sh").write_text("#!/bin/sh\nkill -STOP $$\nsh -c 'kill -STOP $$; echo child'\necho went on\n")
     (tmp_path / "stop.sh").chmod(0o700)
     script = queue.submit("stop.sh", folder=tmp_path, memory="1M")
     calls = [("stops", {"at": str(tmp_path / f"{most}"), "most": most}) for most in (1, 6)]
     (once, often), ended = run(queue, tmp_path, *calls)
     assert (ended[once].state, ended[once].attempts) == (JobState.DONE, 1)
-    assert (ended[script].state, queue.logs(script)) == (JobState.DONE, "went on\n")
+    assert (ended[script].state, queue.logs(script)) == (JobState.DONE, "child\nwent on\n")
     assert (ended[often].state, ended[often].attempts) == (JobState.FAILED, 1)
     assert "its process was stopped (SIGSTOP) 4 times and continued 3 times" in ended[often].error
     assert any("was stopped (SIGSTOP) for 0 s, and goes on" in line for line in logged)
