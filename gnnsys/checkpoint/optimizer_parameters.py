@@ -60,7 +60,7 @@ def check_places(saved: Mapping[str, Places], now: Mapping[str, Places], steps: 
             raise ValueError(
                 f"{name} has other parameters than in the checkpoint of step {steps}: {'; '.join(found[:_SHOWN])}{more}"
                 ". Its moments are kept by place: give it the parameters of the checkpoint, in their order, or give "
-                "resume() another folder to begin anew"
+                "give resume() another folder to start again"
             )
 
 

@@ -188,7 +188,7 @@ class Client:
         return urgency.of_request(kind, context.need, layer, asked)
 
     def raise_batch(self, loader: int, batch: int) -> None:
-        """Has peers answer what is outstanding of a batch before all that nobody waits for.
+        """Asks peers to send the remaining replies of a batch earlier, because its consumer waits.
 
         Peers that have all answered are told nothing. A message that is lost loses nothing but time.
         """
@@ -226,7 +226,7 @@ class Client:
             if self._stop or (isinstance(error, zmq.ZMQError) and error.errno in (zmq.ENOTSOCK, zmq.ETERM)):
                 self.fail_all(link, lambda pending: Closed("the client is closed"))
             elif isinstance(error, zmq.Again):
-                pass  # the connection was cut: it stays outstanding, until another one is made or its deadline has come
+                pass  # the connection was cut: the request is sent again on the next one, or expires
             elif connection.take(request_id) is not None:
                 pending.fail(CommError(f"{kind_name(kind)} was not sent to machine {peer} at {link.endpoint}: {error}"))
         if link.end:

@@ -41,10 +41,10 @@ class RequestContext:
     """What the header of a request says besides what is asked. The defaults say nothing.
 
     `batch` is the batch number: the position counted across epochs, -1 where the message belongs to no batch. `loader`
-    tells the loaders of a process apart, 0 is none. A server answers smaller `priority` first; requests of one number
-    go by urgency (`gnnsys/comm/urgency.py`). `path` is the number of a route, for
-    a policy that chooses between several. None: the client's own, which is 0 unless `gnnsys.open` was given another.
-    `consumer`: of a loader, who waits for its batches. Without one, whoever makes the request waits for it.
+    tells the loaders of a process apart, 0 is none. A server answers the smaller `priority` first, and orders equal ones
+    by urgency (`gnnsys/comm/urgency.py`). `path` is the number of a route, for a policy that chooses between several.
+    None: the client's own, which is 0 unless `gnnsys.open` was given another. `consumer` uses the loader's batches; if
+    it is None, the thread that makes the request waits for the reply.
 
     >>> with use_context(RequestContext(batch=7, loader=1)):
     ...     current_context().batch
@@ -75,7 +75,7 @@ class RequestContext:
 
     @property
     def need(self) -> int:
-        """WAITED where the consumer waits for this batch or uses it, or there is none; else AHEAD."""
+        """AHEAD if the consumer has not asked for this batch yet, else WAITED. WAITED without a consumer."""
         return WAITED if self.consumer is None or self.batch <= self.consumer.wanted else AHEAD
 
     def await_batch(self, batch: int, clients: Iterable[Raiser], waits: bool) -> None:

@@ -3,8 +3,8 @@
 OES's rate of a flow (Eq. 19-20) is the least over its two machines of link rate / active flows in that direction. The
 receiver says its half in every request (`Header.share`); the server knows the other half. A flow here is all that a
 server answers to one client. It is active while a reply of it waits, or while what was sent takes time at its rate:
-while the bucket is in debt. A share that is absurdly small is served at LEAST_RATE: whoever says it slows down nobody
-but itself.
+while the bucket is in debt. A share that is absurdly small is served at LEAST_RATE: it slows down only the rank that
+sent it.
 """
 
 from __future__ import annotations

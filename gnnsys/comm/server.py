@@ -475,7 +475,7 @@ class Server:
         return True
 
     def _file(self, job: Job) -> None:
-        """A job of a batch that nobody waits for yet can be raised; if it was overtaken by the raise, it is now."""
+        """Notes a job that a later RAISE may concern. If the RAISE overtook the request, raises the job now."""
         if job.header.batch < 0 or not urgency.need_of(job.priority):
             return
         if self._raised.get((job.peer, job.header.loader)) == job.header.batch:
@@ -484,7 +484,7 @@ class Server:
             self._ahead.setdefault(_batch_of(job), {})[job] = None
 
     def _raise(self, identity: bytes, header: Header) -> None:
-        """A client waits for a batch: its requests of that batch go before all that nobody waits for. Not answered."""
+        """Makes a client's requests of one batch WAITED. A RAISE has no reply."""
         peer = peer_of(identity)
         with self._lock:
             self._raised[peer, header.loader] = header.batch  # of requests that it overtakes

@@ -19,14 +19,14 @@ LEVELS = 4
 _NEED_BITS, _TYPE_BITS, _LAYER_BITS = 12, 4, 4
 USER_BITS = _NEED_BITS + _TYPE_BITS + _LAYER_BITS
 MOST_USER = (1 << (31 - USER_BITS)) - 1  # of the numbers that users may give: from -MOST_USER - 1 on
-BACKGROUND = 1  # of a user's numbers: what nobody waits for
+BACKGROUND = 1  # the user's priority of traffic that no thread will wait for
 PRIORITIES = {"background": BACKGROUND}  # names that users may give in place of a number
 
 # Types, the most urgent first: steps and pushes; rows that a thread waits for; samples, before the rows they lead to;
 # other rows; all else.
 CHANGES, LOOK_UPS, STRUCTURE, ROWS, OTHERS = range(5)
 _TYPES = {Kind.STEP: CHANGES, Kind.PUSH: CHANGES, Kind.PULL: ROWS, Kind.BATCH: ROWS}
-_BACKGROUND = frozenset((Kind.GUIDE, Kind.SAVE))  # nobody waits for them
+_BACKGROUND_KINDS = frozenset((Kind.GUIDE, Kind.SAVE))
 
 
 def urgency(need: int, type: int, layer: int = 0) -> int:
@@ -51,7 +51,7 @@ def of_request(kind: int, need: int, layer: int = -1, asked: int | None = None) 
     """
     asked = user_priority(asked)
     if asked is None:
-        asked = BACKGROUND if kind in _BACKGROUND else 0
+        asked = BACKGROUND if kind in _BACKGROUND_KINDS else 0
     return (asked << USER_BITS) + urgency(need, type_of(kind, need), layer)
 
 
@@ -63,7 +63,7 @@ def type_of(kind: int, need: int) -> int:
 
 
 def raised(priority: int) -> int:
-    """The same request as WAITED. The user's priority, type and layer stay."""
+    """The number of the same request once a thread waits for it: only its need changes."""
     own = priority & ((1 << USER_BITS) - 1)
     return priority - own + (own & ((1 << (_TYPE_BITS + _LAYER_BITS)) - 1))
 
