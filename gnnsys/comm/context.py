@@ -41,8 +41,8 @@ class RequestContext:
     """What the header of a request says besides what is asked. The defaults say nothing.
 
     `batch` is the batch number: the position counted across epochs, -1 where the message belongs to no batch. `loader`
-    tells the loaders of a process apart, 0 is none. A server answers the smaller `priority` first, and orders equal ones
-    by urgency (`gnnsys/comm/urgency.py`). `path` is the number of a route, for a policy that chooses between several.
+    tells the loaders of a process apart, 0 is none. A server answers the smaller `priority` first, and equal ones by
+    urgency (`gnnsys/comm/urgency.py`). `path` is the number of a route, for a policy that chooses between several.
     None: the client's own, which is 0 unless `gnnsys.open` was given another. `consumer` uses the loader's batches; if
     it is None, the thread that makes the request waits for the reply.
 
